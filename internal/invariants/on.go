@@ -1,0 +1,6 @@
+//go:build invariants || race
+
+package invariants
+
+// Enabled is true when this build checks invariants.
+const Enabled = true

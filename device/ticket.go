@@ -1,0 +1,75 @@
+package device
+
+import (
+	"context"
+	"sync"
+)
+
+// Ticket is the handle of work in flight: done or not and, once done, its
+// error. Pages that the work reads or writes are released only through it. It
+// is completed once: by a stream ([Stream.Signal]) or by software (a socket, a
+// foreign engine, a waiter that has settled the books). A Ticket must not be
+// copied. All methods may be called from any goroutine.
+type Ticket struct {
+	mu   sync.Mutex
+	over bool          // guarded by mu
+	err  error         // guarded by mu; set before over
+	done chan struct{} // guarded by mu; made by the first Done
+}
+
+// NewTicket returns a ticket of work that is still in flight.
+func NewTicket() *Ticket { return &Ticket{} }
+
+// Completed returns a ticket of work that is done, with err as its outcome.
+func Completed(err error) *Ticket { return &Ticket{over: true, err: err} }
+
+// Complete ends the ticket with err. Only the first call counts; it reports
+// whether this one was.
+func (t *Ticket) Complete(err error) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.over {
+		return false
+	}
+	t.over, t.err = true, err
+	if t.done != nil {
+		close(t.done)
+	}
+	return true
+}
+
+// Done returns a channel that is closed when the work is done.
+func (t *Ticket) Done() <-chan struct{} {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.done == nil {
+		t.done = make(chan struct{})
+		if t.over {
+			close(t.done)
+		}
+	}
+	return t.done
+}
+
+// Poll reports whether the work is done and, if so, its error.
+func (t *Ticket) Poll() (done bool, err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.over, t.err
+}
+
+// Wait waits until the work is done and returns its error, or until ctx ends
+// and returns ctx's error. Leaving early changes nothing for the work: what it
+// reads and writes stays reserved until the ticket is done.
+func (t *Ticket) Wait(ctx context.Context) error {
+	if done, err := t.Poll(); done {
+		return err
+	}
+	select {
+	case <-t.Done():
+		_, err := t.Poll()
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

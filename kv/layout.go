@@ -1,0 +1,83 @@
+package kv
+
+import "github.com/kvferry/kvferry/fault"
+
+// Layout is the order of the axes inside a page of one plane. The zero value is
+// no layout: legal only where no plane has rows of K, V or latents.
+type Layout uint8
+
+// The layouts.
+const (
+	NHD Layout = iota + 1 // [tokens, heads, dim]
+	HND                   // [heads, tokens, dim]
+	MLA                   // [tokens, latent]: one latent row instead of K and V
+)
+
+var layoutNames = []string{"none", "NHD", "HND", "MLA"}
+
+func (l Layout) String() string { return nameOf(layoutNames, "layout", int(l)) }
+
+// ParseLayout returns the layout of that name, in any case.
+// Kind: fault.Invalid.
+func ParseLayout(name string) (Layout, error) {
+	i, err := parseName(layoutNames, "layout", name)
+	return Layout(i), err
+}
+
+// MarshalText returns the layout's name. Kind: fault.Invalid.
+func (l Layout) MarshalText() ([]byte, error) { return marshalName(layoutNames, "layout", int(l)) }
+
+// UnmarshalText is [ParseLayout].
+func (l *Layout) UnmarshalText(text []byte) (err error) {
+	*l, err = ParseLayout(string(text))
+	return err
+}
+
+// PlaneKind says what the bytes of a plane are.
+type PlaneKind uint8
+
+// The kinds of plane. Rows of K, V, KV and Latent planes can be addressed token
+// by token. A Scale plane can when it has a token stride. State and Opaque
+// planes move as whole pages only.
+const (
+	K      PlaneKind = iota + 1 // rows of K, heads × dim elements a token
+	V                           // rows of V
+	KV                          // rows of K and V joined: each head's dim elements of K, then its dim elements of V
+	Latent                      // MLA rows, dim elements a token
+	Scale                       // quantisation scales
+	State                       // recurrent state, not made of tokens
+	Opaque                      // bytes of unknown order
+)
+
+var kindNames = []string{"none", "K", "V", "KV", "latent", "scale", "state", "opaque"}
+
+func (k PlaneKind) String() string { return nameOf(kindNames, "plane kind", int(k)) }
+
+// ParsePlaneKind returns the kind of that name, in any case.
+// Kind: fault.Invalid.
+func ParsePlaneKind(name string) (PlaneKind, error) {
+	i, err := parseName(kindNames, "plane kind", name)
+	return PlaneKind(i), err
+}
+
+// MarshalText returns the kind's name. Kind: fault.Invalid.
+func (k PlaneKind) MarshalText() ([]byte, error) {
+	return marshalName(kindNames, "plane kind", int(k))
+}
+
+// UnmarshalText is [ParsePlaneKind].
+func (k *PlaneKind) UnmarshalText(text []byte) (err error) {
+	*k, err = ParsePlaneKind(string(text))
+	return err
+}
+
+// hasRows reports whether the plane's elements can be addressed by token, head
+// and dimension.
+func (k PlaneKind) hasRows() bool { return K <= k && k <= Latent }
+
+// valid reports whether k is in the list.
+func (k PlaneKind) valid() bool { return K <= k && k <= Opaque }
+
+func unknown(what string, got any, names []string) error {
+	return fault.New(fault.Invalid, what, "%v is not known", got).Hint("use one of %v", names[1:])
+}

@@ -1,0 +1,117 @@
+// Package copier moves pages between two caches: the engine's device cache and
+// the host pool, or two device caches.
+//
+// A copy is asked for as pairs of pages. Pairs are sorted and merged into runs
+// (pages adjacent on both sides, package page), runs become boxes (chunk × layers
+// × pages with the strides of both sides, package kv), and boxes become what the
+// device is best at. The portable copier turns a box into rows, one stream copy
+// each; it works on every device and is the yardstick for all others.
+//
+// Traps that every copier has to respect:
+//
+//   - Nothing is enqueued before everything was checked: a refused copy has
+//     touched no byte.
+//   - A copy only enqueues. The pages of both sides stay reserved until a ticket
+//     signalled on the same stream afterwards is done.
+//   - When the device refuses halfway, earlier parts are already queued. The
+//     destination is then undefined, and both sides stay reserved until the
+//     stream has drained: signal a ticket and wait for it, error or not.
+//   - The order of pairs means nothing, so no page may be written twice, nor
+//     written and read, by one call. Permutations inside one cache are
+//     kv.Cache.CopyPages' job.
+package copier
+
+import (
+	"github.com/kvferry/kvferry/device"
+	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/kv"
+	"github.com/kvferry/kvferry/page"
+)
+
+// Copier enqueues copies of pages. Implementations may be used from any
+// goroutine, with any stream of the devices that they were made for.
+type Copier interface {
+	// Name says which copier this is: "portable".
+	Name() string
+
+	// Copy enqueues on s, for every pair, the copy of all layers of page Src of
+	// r's source onto page Dst of r's destination. It sorts pairs in place and
+	// keeps no reference to them. No pairs, and pages with no bytes, are done at
+	// once and enqueue nothing.
+	//
+	// Refused before anything is enqueued: ids out of range, a destination named
+	// twice, and inside one cache a destination that is another pair's source
+	// (fault.Invalid). Errors of the stream keep their kind; see the package
+	// comment for what they leave behind.
+	Copy(s device.Stream, r *kv.Route, pairs []page.Pair) (Moved, error)
+
+	// CopyRows enqueues on s the copy of src's rows onto dst's: same number, same
+	// width, each side with its own pitch. It serves what is not whole pages: a
+	// token range of one page in every layer, for instance. Refused before
+	// anything is enqueued: rows outside their memory, unequal shapes, a pitch
+	// below the width, overlapping sides (fault.Invalid).
+	CopyRows(s device.Stream, dst, src Rows) (Moved, error)
+}
+
+// Rows are N rows of Width bytes in one memory, Pitch bytes apart, the first
+// one at Off.
+type Rows struct {
+	Mem               *device.Memory
+	Off, Width, Pitch int64
+	N                 int
+}
+
+// Moved says what a call enqueued.
+type Moved struct {
+	Pages int   // pairs of pages; 0 for CopyRows
+	Runs  int   // runs that they merged into
+	Rows  int   // contiguous copies
+	Bytes int64 // in all
+}
+
+// Check reports why r and src cannot be copied onto each other, or nil.
+func (r Rows) Check(src Rows) error {
+	for _, side := range []struct {
+		name string
+		Rows
+	}{{"destination rows", r}, {"source rows", src}} {
+		switch {
+		case side.N < 0 || side.Width < 0 || side.Off < 0:
+			return fault.New(fault.Invalid, side.name, "%d rows of %d bytes at offset %d: none may be negative", side.N, side.Width, side.Off)
+		case side.N == 0 || side.Width == 0:
+		case side.Mem == nil:
+			return fault.New(fault.Invalid, side.name, "no memory")
+		case side.N > 1 && side.Pitch < side.Width:
+			return fault.New(fault.Invalid, side.name, "pitch %d is below the width %d: rows would overlap", side.Pitch, side.Width)
+		case side.Width > side.Mem.Size() || side.Off > side.Mem.Size()-side.Width ||
+			(side.N > 1 && side.Pitch > (side.Mem.Size()-side.Width-side.Off)/int64(side.N-1)):
+			return fault.New(fault.Invalid, side.name, "%d rows of %d bytes at offset %d, pitch %d, end beyond the %d bytes of the memory",
+				side.N, side.Width, side.Off, side.Pitch, side.Mem.Size())
+		}
+	}
+	switch {
+	case r.N != src.N || r.Width != src.Width:
+		return fault.New(fault.Invalid, "rows", "destination has %d rows of %d bytes, source %d of %d", r.N, r.Width, src.N, src.Width)
+	case r.N > 0 && r.Width > 0 && r.Mem == src.Mem && r.overlaps(src):
+		return fault.New(fault.Invalid, "rows", "destination and source overlap in one memory")
+	}
+	return nil
+}
+
+// overlaps reports whether any row of r shares a byte with any row of o, both
+// in the same memory. Rows of equal pitch are compared exactly; otherwise two
+// stretches that cross are called overlapping.
+func (r Rows) overlaps(o Rows) bool {
+	end := func(x Rows) int64 { return x.Off + int64(x.N-1)*x.Pitch + x.Width }
+	if end(r) <= o.Off || end(o) <= r.Off {
+		return false
+	}
+	if r.N == 1 || o.N == 1 || r.Pitch != o.Pitch {
+		return true
+	}
+	d := (r.Off - o.Off) % r.Pitch
+	if d < 0 {
+		d += r.Pitch
+	}
+	return d < r.Width || r.Pitch-d < r.Width
+}

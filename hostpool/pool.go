@@ -1,0 +1,381 @@
+// Package hostpool keeps pages in host memory: the tier below the device, and
+// the memory that disks, networks and other processes read from.
+//
+// The pool is page-major (all layers of a page together), so that one page is
+// one stretch of bytes for a checksum, a disk or a socket, and one 2-D copy for
+// a device. Its address range is made at once and its memory in the background,
+// a stretch at a time: pages can be claimed as soon as they exist. The size
+// asked for is the size used.
+//
+// # States of a page
+//
+//	missing → free                     the background growth reached it
+//	free    → claimed                  Claim: nobody can see it, its content is undefined
+//	claimed → kept                     Commit: sealed, its bytes never change again
+//	claimed → free                     Abandon: the copy failed, or is no longer wanted
+//	kept    → free                     Release
+//
+// A copy in flight (Offload into claimed pages, Reload out of kept ones) holds
+// its pages: another copy of them, Commit, Abandon and Release are refused with
+// fault.Busy until the copy's ticket is done. So a page has one copy at a time,
+// and changes hands only through the ticket of the last one, whatever streams the
+// copies run on and whatever order their callers finish in.
+//
+// A pool that has too few free pages refuses with the shortfall, and nothing
+// moves: who holds the pages decides what to give up, and asks again.
+//
+// Lock order: mu, then the arena's own. No lock is held while bytes move.
+package hostpool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+
+	"github.com/kvferry/kvferry/copier"
+	"github.com/kvferry/kvferry/device"
+	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/kv"
+	"github.com/kvferry/kvferry/page"
+)
+
+// Options say what a pool is made of.
+type Options struct {
+	// Cache is the device cache whose pages the pool keeps. Required.
+	Cache *kv.Cache
+	// Pages is how many pages the pool holds once grown: 1 to 2^31-1.
+	Pages int
+	// Host is the device that the pool's memory comes from. Required.
+	Host *device.Host
+	// Copier moves the pages. Nil means the portable one.
+	Copier copier.Copier
+	// GrowBytes is how much memory is touched at a time in the background, at
+	// least a page. 0 means 64 MiB.
+	GrowBytes int64
+	// Logger gets what no error can carry: a growth that failed. Nil is silent.
+	Logger *slog.Logger
+}
+
+// Pool keeps pages in host memory. All methods may be called from any
+// goroutine.
+type Pool struct {
+	cache   *kv.Cache // packed, over mem; immutable
+	mem     []byte    // the whole pool; immutable
+	memory  *device.Memory
+	copier  copier.Copier
+	offload *kv.Route // device → host
+	reload  *kv.Route // host → device
+	log     *slog.Logger
+	pages   int
+
+	stop  context.CancelFunc // ends the growth
+	grown *device.Ticket     // done when the growth has ended
+
+	mu     sync.Mutex
+	arena  *page.Arena      // every page that exists; claimed and kept ones have one owner
+	state  []state          // by page; guarded by mu
+	last   []*device.Ticket // by page: the last copy that touched it; guarded by mu
+	closed bool             // guarded by mu
+}
+
+type state uint8
+
+const (
+	free state = iota
+	claimed
+	kept
+)
+
+var stateNames = [...]string{"free", "claimed", "kept"}
+
+// Open makes a pool and starts to grow it. Kinds: fault.Invalid, fault.Memory.
+func Open(o Options) (*Pool, error) {
+	switch {
+	case o.Cache == nil || o.Host == nil:
+		return nil, fault.New(fault.Invalid, "host pool", "needs a device cache and a host device")
+	case o.Pages < 1 || int64(o.Pages) > 1<<31-1:
+		return nil, fault.New(fault.Invalid, "host pool", "%d pages: the range is 1 to %d", o.Pages, 1<<31-1)
+	case o.GrowBytes < 0:
+		return nil, fault.New(fault.Invalid, "host pool", "growth of %d bytes at a time is negative", o.GrowBytes)
+	}
+	g, err := o.Cache.Geometry().Packed(o.Pages)
+	if err != nil {
+		return nil, fmt.Errorf("host pool: %w", err)
+	}
+	mem, err := o.Host.AllocPieces(g.PageBytes()*int64(o.Pages), max(g.PageBytes(), 1))
+	if err != nil {
+		return nil, fmt.Errorf("host pool of %d pages: %w", o.Pages, err)
+	}
+	p := &Pool{
+		mem: mem.Bytes(), memory: mem, copier: o.Copier, log: o.Logger, pages: o.Pages, grown: device.NewTicket(),
+		state: make([]state, o.Pages), last: make([]*device.Ticket, o.Pages),
+	}
+	if err := p.assemble(g, o); err != nil {
+		return nil, errors.Join(err, mem.Free())
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	p.stop = stop
+	step := o.GrowBytes
+	if step == 0 {
+		step = 64 << 20
+	}
+	if g.PageBytes() == 0 { // pages without bytes are there at once
+		p.grown.Complete(p.arena.Grow(o.Pages))
+	} else {
+		go p.grow(ctx, max(1, int(step/g.PageBytes())))
+	}
+	return p, nil
+}
+
+func (p *Pool) assemble(g *kv.Geometry, o Options) (err error) {
+	if p.copier == nil {
+		p.copier = copier.NewPortable()
+	}
+	if p.log == nil {
+		p.log = slog.New(slog.DiscardHandler)
+	}
+	if p.cache, err = kv.Wrap(g, []*device.Memory{p.memory}[:g.Regions()]); err != nil { // no region without bytes
+		return err
+	}
+	if p.offload, err = kv.NewRoute(p.cache, o.Cache); err != nil {
+		return err
+	}
+	if p.reload, err = kv.NewRoute(o.Cache, p.cache); err != nil {
+		return err
+	}
+	p.arena, err = page.NewArena(page.ArenaOptions{Pages: 0, Capacity: o.Pages})
+	return err
+}
+
+// grow touches the pool's memory from front to back and hands its pages over.
+func (p *Pool) grow(ctx context.Context, step int) {
+	for done := 0; done < p.pages; {
+		if ctx.Err() != nil {
+			p.grown.Complete(fault.New(fault.Closed, "host pool", "closed after %d of %d pages", done, p.pages))
+			return
+		}
+		n := min(step, p.pages-done)
+		if err := p.extend(done, n); err != nil {
+			p.log.LogAttrs(ctx, slog.LevelError, "host pool stopped growing",
+				slog.Int("pages", done), slog.Int("asked", p.pages), slog.Any("error", err))
+			p.grown.Complete(err)
+			return
+		}
+		done += n
+	}
+	p.grown.Complete(nil)
+}
+
+// extend touches the memory of n pages behind the first done ones, and makes them
+// free.
+func (p *Pool) extend(done, n int) error {
+	bytes := p.PageBytes()
+	if err := p.memory.Populate(int64(done)*bytes, int64(n)*bytes); err != nil {
+		return err
+	}
+	return p.arena.Grow(n)
+}
+
+// Grown is done when the pool has its full size, or growing failed.
+func (p *Pool) Grown() *device.Ticket { return p.grown }
+
+// Cache is the pool's own cache: page-major, in host memory. Its pages belong to
+// the pool; read kept ones only.
+func (p *Pool) Cache() *kv.Cache { return p.cache }
+
+// Pages is how many pages the pool has when fully grown.
+func (p *Pool) Pages() int { return p.pages }
+
+// PageBytes is the size of one page.
+func (p *Pool) PageBytes() int64 { return p.cache.Geometry().PageBytes() }
+
+// NumFree is how many pages can be claimed now.
+func (p *Pool) NumFree() int { return p.arena.NumFree() }
+
+// Claim appends n free pages to dst, all or nothing. A full pool refuses with a
+// *page.FullError, whose Shortfall says how many pages are missing.
+func (p *Pool) Claim(dst []page.ID, n int) ([]page.ID, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return dst, errClosed()
+	}
+	before := len(dst)
+	dst, err := p.arena.Acquire(dst, n)
+	if err != nil {
+		return dst[:before], fmt.Errorf("host pool: %w", err)
+	}
+	for _, id := range dst[before:] {
+		p.state[id], p.last[id] = claimed, nil
+	}
+	return dst, nil
+}
+
+// Offload enqueues on s the copy of device pages (Src) into claimed host pages
+// (Dst). t is completed when the copies have run; after an error it is too, with
+// that error, once whatever was enqueued has drained. Until then the pages of both
+// sides are in use. Kinds: fault.Invalid (not claimed, or twice in pairs),
+// fault.Busy (a copy is in flight), those of the stream, fault.Closed.
+func (p *Pool) Offload(s device.Stream, pairs []page.Pair, t *device.Ticket) (copier.Moved, error) {
+	return p.copy(s, p.offload, pairs, t, claimed, func(x page.Pair) page.ID { return x.Dst })
+}
+
+// Reload enqueues on s the copy of kept host pages (Src) onto device pages
+// (Dst). t is completed as in Offload.
+func (p *Pool) Reload(s device.Stream, pairs []page.Pair, t *device.Ticket) (copier.Moved, error) {
+	return p.copy(s, p.reload, pairs, t, kept, func(x page.Pair) page.ID { return x.Src })
+}
+
+func (p *Pool) copy(s device.Stream, r *kv.Route, pairs []page.Pair, t *device.Ticket, want state, host func(page.Pair) page.ID) (copier.Moved, error) {
+	if err := p.hold(pairs, t, want, host); err != nil {
+		t.Complete(err)
+		return copier.Moved{}, err
+	}
+	if r.PageBytes() == 0 { // nothing to move, nothing to wait for
+		t.Complete(nil)
+		return copier.Moved{Pages: len(pairs)}, nil
+	}
+	moved, err := p.copier.Copy(s, r, pairs)
+	drained := t
+	if err != nil {
+		// The stream may be well, and say so when it gets there; the copy is not.
+		drained = device.NewTicket()
+		go func() { // ends with the stream's work
+			<-drained.Done()
+			t.Complete(err)
+		}()
+	}
+	if signalErr := s.Signal(drained); signalErr != nil { // the stream is closed or failed: nothing runs on it any more
+		drained.Complete(signalErr)
+		return moved, errors.Join(err, signalErr)
+	}
+	return moved, err
+}
+
+// hold marks the host pages of pairs as used by the copy of t.
+func (p *Pool) hold(pairs []page.Pair, t *device.Ticket, want state, host func(page.Pair) page.ID) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return errClosed()
+	}
+	for _, x := range pairs {
+		if err := p.checkState(host(x), want); err != nil {
+			return err
+		}
+	}
+	for _, x := range pairs {
+		p.last[host(x)] = t
+	}
+	return nil
+}
+
+// Commit keeps claimed pages: from now on their bytes do not change. All or
+// nothing. Kinds: fault.Invalid (not claimed), fault.Busy (a copy is in flight),
+// fault.Device (its copy failed: abandon it instead).
+func (p *Pool) Commit(ids ...page.ID) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, id := range ids {
+		if err := p.checkState(id, claimed); err != nil {
+			return err
+		}
+		if t := p.last[id]; t != nil {
+			if _, err := t.Poll(); err != nil {
+				return fault.Wrap(fault.Device, fmt.Sprintf("host page %d: its copy failed", id), err)
+			}
+		}
+	}
+	if err := p.arena.Seal(ids); err != nil {
+		return err
+	}
+	for _, id := range ids {
+		p.state[id] = kept
+	}
+	return nil
+}
+
+// Abandon gives claimed pages back. All or nothing. Kinds: fault.Invalid,
+// fault.Busy.
+func (p *Pool) Abandon(ids ...page.ID) error { return p.giveBack(ids, claimed) }
+
+// Release gives kept pages back. All or nothing. Kinds: fault.Invalid,
+// fault.Busy.
+func (p *Pool) Release(ids ...page.ID) error { return p.giveBack(ids, kept) }
+
+func (p *Pool) giveBack(ids []page.ID, want state) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, id := range ids {
+		if err := p.checkState(id, want); err != nil {
+			return err
+		}
+	}
+	if _, err := p.arena.Release(ids); err != nil {
+		return err
+	}
+	for _, id := range ids {
+		p.state[id], p.last[id] = free, nil
+	}
+	return nil
+}
+
+// checkState reports why page id is not in the wanted state, or not idle.
+func (p *Pool) checkState(id page.ID, want state) error {
+	if int(id) < 0 || int(id) >= p.pages {
+		return fault.New(fault.Invalid, fmt.Sprintf("host page %d", id), "the pool has pages 0 to %d", p.pages-1)
+	}
+	if p.state[id] != want {
+		return fault.New(fault.Invalid, fmt.Sprintf("host page %d", id), "is %s, must be %s", stateNames[p.state[id]], stateNames[want])
+	}
+	if t := p.last[id]; t != nil {
+		if done, _ := t.Poll(); !done {
+			return fault.New(fault.Busy, fmt.Sprintf("host page %d", id), "a copy of it is in flight").
+				Hint("wait for the ticket of that copy")
+		}
+	}
+	return nil
+}
+
+// Check verifies the pool's books: every page that exists is free or owned once,
+// as its state says.
+func (p *Pool) Check() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.arena.Check(func(id page.ID) int {
+		if p.state[id] == free {
+			return 0
+		}
+		return 1
+	})
+}
+
+// Close ends the growth and frees the memory. Every copy must be done: a pool
+// with one in flight is fault.Busy, and stays open; afterwards it is fault.Closed.
+func (p *Pool) Close() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return errClosed()
+	}
+	for id := range p.state {
+		if p.state[id] != free {
+			if err := p.checkState(page.ID(id), p.state[id]); err != nil {
+				return err
+			}
+		}
+	}
+	p.stop()
+	<-p.grown.Done()
+	// A stream that failed completes tickets before it has come to the end of its
+	// queue, which still names the memory.
+	if err := p.memory.Free(); err != nil {
+		return err
+	}
+	p.closed = true
+	return nil
+}
+
+func errClosed() error { return fault.New(fault.Closed, "host pool", "is closed") }

@@ -1,0 +1,274 @@
+// Package kvferry is the front door for an engine that embeds kvferry: a manager
+// that hands out the pages of a paged KV cache to sequences, shares finished pages
+// between them by key, keeps cold ones in host memory, and never gives back a
+// wrong byte.
+//
+// The life of a sequence:
+//
+//	seq, err := m.Ingest(id, kvferry.Prompt{Tokens: n, Keys: keys})
+//	match, err := seq.Match()            // how much of the prompt is stored already
+//	adm, err := seq.Admit(ctx, n-match.Tokens)
+//	err = adm.Wait(ctx)                  // or hand Options.Compute to the manager
+//	… the engine writes tokens match.Tokens to n into seq.Pages() …
+//	err = seq.Commit(n - match.Tokens)   // whole pages are sealed and shared
+//	… Admit and Commit again for each step of decoding …
+//	err = seq.Remove()                   // the pages stay, by key, until they are evicted
+//
+// Token t of a sequence lies in page Pages()[t/pageSize], slot t%pageSize.
+//
+// The rooms behind the door, in the order of one page's walk: package store finds
+// or places it, hostpool keeps the host's books, copier moves it, device executes,
+// kv says where its bytes lie and page says whose it is.
+package kvferry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/kvferry/kvferry/device"
+	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/hostpool"
+	"github.com/kvferry/kvferry/page"
+	"github.com/kvferry/kvferry/store"
+)
+
+// ID names a sequence: one run of tokens of one request. A request with one run
+// needs no label.
+type ID struct{ Request, Label string }
+
+func (id ID) String() string {
+	if id.Label == "" {
+		return fmt.Sprintf("sequence %q", id.Request)
+	}
+	return fmt.Sprintf("sequence %q/%q", id.Request, id.Label)
+}
+
+// Manager owns the pages of one cache. All methods may be called from any
+// goroutine. Calls on one sequence exclude each other: a second one while the
+// first is under way is fault.Busy.
+//
+// Lock order: mu, then the locks of store, hostpool and page. mu is never held
+// while anything waits.
+type Manager struct {
+	o        Options
+	pageSize int
+	host     *device.Host  // of the host pool; the device itself if that is the host
+	ownsHost bool
+	copies   device.Stream // nil without a host pool
+	arena    *page.Arena
+	pool     *hostpool.Pool // nil without a host pool
+	store    *store.Store
+
+	mu        sync.Mutex
+	sequences map[ID]*Sequence // guarded by mu
+	closed    bool             // guarded by mu
+	calls     int              // guarded by mu: calls under way that let go of mu
+	returned  sync.Cond        // calls has become 0, or who waits for that should look again
+}
+
+// Open makes a manager over o.Cache. Kinds: fault.Invalid, fault.Memory,
+// fault.Device.
+func Open(o Options) (*Manager, error) {
+	if err := o.validate(); err != nil {
+		return nil, err
+	}
+	m := &Manager{o: o, pageSize: o.Cache.Geometry().PageSize(), sequences: map[ID]*Sequence{}}
+	m.returned.L = &m.mu
+	if err := m.open(); err != nil {
+		return nil, errors.Join(err, m.release(context.Background()))
+	}
+	return m, nil
+}
+
+func (m *Manager) open() (err error) {
+	g := m.o.Cache.Geometry()
+	if m.arena, err = page.NewArena(page.ArenaOptions{Pages: g.Pages(), Sink: g.Sink()}); err != nil {
+		return err
+	}
+	// One host device a process, if it can be: it knows what memory is promised.
+	var given bool
+	if m.host, given = m.o.Device.(*device.Host); !given {
+		if m.host, err = device.OpenHost(device.HostOptions{}); err != nil {
+			return err
+		}
+		m.ownsHost = true
+	}
+	if m.o.Device == nil {
+		m.o.Device = m.host
+	}
+	if m.o.HostPages > 0 {
+		if m.copies, err = m.o.Device.NewStream("copies"); err != nil {
+			return err
+		}
+		m.pool, err = hostpool.Open(hostpool.Options{
+			Cache: m.o.Cache, Pages: m.o.HostPages, Host: m.host, Copier: m.o.Copier, Logger: m.o.Logger,
+		})
+		if err != nil {
+			return err
+		}
+	}
+	m.store, err = store.Open(store.Options{
+		Cache: m.o.Cache, Arena: m.arena, Pool: m.pool, Copies: m.copies, Compute: m.o.Compute, Device: m.o.Device,
+		Inclusive: m.o.Inclusive, History: m.o.History, Logger: m.o.Logger,
+	})
+	return err
+}
+
+// Ready is done when the host pool has its full size. The manager is usable
+// before that: until then the pool holds as many pages as have been made.
+func (m *Manager) Ready() *device.Ticket {
+	if m.pool == nil {
+		return device.Completed(nil)
+	}
+	return m.pool.Grown()
+}
+
+// Store is the manager's index: look-ups without a sequence, answers to "why".
+func (m *Manager) Store() *store.Store { return m.store }
+
+// Pool is the host pool, nil when there is none.
+func (m *Manager) Pool() *hostpool.Pool { return m.pool }
+
+// Copies is the stream that copies run on, nil without a host pool.
+func (m *Manager) Copies() device.Stream { return m.copies }
+
+// NumFree is how many device pages belong to nobody.
+func (m *Manager) NumFree() int { return m.arena.NumFree() }
+
+// LargestRun is how many free device pages lie side by side.
+func (m *Manager) LargestRun() int { return m.arena.LargestRun() }
+
+// Ingest makes a sequence for a prompt. It is idempotent: ingesting the same
+// prompt again returns the sequence that is there, untouched. Kinds: fault.Invalid
+// (a prompt that contradicts itself), fault.Exists (another prompt under the same
+// id), fault.Closed.
+func (m *Manager) Ingest(id ID, p Prompt) (*Sequence, error) {
+	if p.Tokens < 0 || p.Tokens/m.pageSize < len(p.Keys) {
+		return nil, fault.New(fault.Invalid, id.String(), "%d keys for a prompt of %d tokens: one key for each whole page of %d tokens, at most %d",
+			len(p.Keys), p.Tokens, m.pageSize, max(p.Tokens, 0)/m.pageSize)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return nil, m.errClosed()
+	}
+	if s, ok := m.sequences[id]; ok {
+		if !s.prompt.equal(p) {
+			return nil, fault.New(fault.Exists, id.String(), "is there with another prompt, of %d tokens", s.prompt.Tokens).
+				Hint("remove it first")
+		}
+		return s, nil
+	}
+	s := &Sequence{m: m, id: id, prompt: p.clone()}
+	s.keys = s.prompt.Keys
+	m.sequences[id] = s
+	return s, nil
+}
+
+// Sequence returns the sequence of id, nil when there is none.
+func (m *Manager) Sequence(id ID) *Sequence {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.sequences[id]
+}
+
+// acquire appends n device pages to dst, evicting as need be. All or nothing. The
+// caller has made sure that there are as many: nothing is evicted in vain for a
+// request that can never fit.
+func (m *Manager) acquire(ctx context.Context, dst []page.ID, n int) ([]page.ID, error) {
+	for {
+		got, err := m.arena.Acquire(dst, n)
+		var full *page.FullError
+		if err == nil || !errors.As(err, &full) {
+			return got, err
+		}
+		// What was freed may be taken by another sequence before it comes here, so
+		// this is a loop. It ends: Evict fails once nothing is left to give.
+		if _, evictErr := m.store.Evict(ctx, full.Shortfall()); evictErr != nil {
+			if errors.Is(evictErr, fault.Full) {
+				return dst, fault.Wrap(fault.Full, "device", err).Hint("release sequences, or use more device pages")
+			}
+			return dst, evictErr
+		}
+	}
+}
+
+// Check verifies the conservation of pages: every device page is free or owned,
+// its owners are the store and the sequences that hold it, and the store's and the
+// pool's own books agree. It is meant for tests, between operations.
+func (m *Manager) Check() error {
+	m.mu.Lock()
+	held := map[page.ID]int{}
+	for _, s := range m.sequences {
+		for _, id := range s.pages {
+			held[id]++
+		}
+	}
+	m.mu.Unlock()
+	owns := m.store.Owns()
+	err := m.arena.Check(func(id page.ID) int {
+		if id == page.Sink && m.o.Cache.Geometry().Sink() {
+			return 1
+		}
+		return owns(id) + held[id]
+	})
+	if m.pool != nil {
+		err = errors.Join(err, m.pool.Check())
+	}
+	return errors.Join(err, m.store.Check())
+}
+
+// Close refuses new calls, waits for those under way and for the copies in flight,
+// forgets every sequence and entry, and frees what Open made. The cache, and a
+// device or stream given in Options, stay open. When ctx ends first nothing is
+// freed, and Close can be called again; afterwards it is fault.Closed. The error of
+// a copy stream that failed before (fault.Device) is returned, and all is freed.
+func (m *Manager) Close(ctx context.Context) error {
+	if err := m.awaitCalls(ctx); err != nil {
+		return err
+	}
+	return m.release(ctx)
+}
+
+// awaitCalls closes the door and waits for who is inside: a call without mu may be
+// reading the memory that is about to be freed.
+func (m *Manager) awaitCalls(ctx context.Context) error {
+	defer context.AfterFunc(ctx, func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.returned.Broadcast()
+	})()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.closed = true
+	for m.calls > 0 {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		m.returned.Wait()
+	}
+	return nil
+}
+
+func (m *Manager) release(ctx context.Context) error {
+	if m.store != nil {
+		if err := m.store.Close(ctx); err != nil {
+			return err
+		}
+	}
+	var errs []error
+	if m.copies != nil {
+		errs = append(errs, m.copies.Close())
+	}
+	if m.pool != nil {
+		errs = append(errs, m.pool.Close())
+	}
+	if m.ownsHost {
+		errs = append(errs, m.host.Close())
+	}
+	return errors.Join(errs...)
+}
+
+func (m *Manager) errClosed() error { return fault.New(fault.Closed, "manager", "is closed") }

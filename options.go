@@ -1,0 +1,58 @@
+package kvferry
+
+import (
+	"log/slog"
+
+	"github.com/kvferry/kvferry/copier"
+	"github.com/kvferry/kvferry/device"
+	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/kv"
+)
+
+// Options say what a manager manages. The zero value of every field but Cache is
+// useful.
+type Options struct {
+	// Cache is the paged KV cache on the device, owned by the caller or wrapped
+	// around an engine's memory. Required. The manager hands out its pages;
+	// nobody else may.
+	Cache *kv.Cache
+	// Device is the device that Cache lives on. Nil: the host device, opened by the
+	// manager.
+	Device device.Device
+	// HostPages is the size of the host pool. 0: a page that leaves the device is
+	// gone. The pool grows in the background: see Manager.Ready.
+	HostPages int
+	// Inclusive keeps a page's host copy when it is promoted. The zero value is
+	// exclusive: a page is on the device or on the host, never on both for long.
+	Inclusive bool
+	// Compute is the stream on which the engine reads and writes pages. When set,
+	// copies are ordered behind its work and it behind theirs, and nobody waits.
+	// When nil, the engine waits for Admission.Wait before it touches the pages,
+	// and for its own work before Commit, Reset and Remove.
+	Compute device.Stream
+	// Copier moves the pages. Nil: the portable one.
+	Copier copier.Copier
+	// History is how many evicted keys are remembered: see store.Options.
+	History int
+	// Logger gets what no error can carry. Nil is silent.
+	Logger *slog.Logger
+}
+
+func (o *Options) validate() error {
+	switch {
+	case o.Cache == nil:
+		return fault.New(fault.Invalid, "Options.Cache", "is nil: a manager needs a cache")
+	case o.HostPages < 0 || int64(o.HostPages) > 1<<31-1:
+		return fault.New(fault.Invalid, "Options.HostPages", "%d: the range is 0 to %d", o.HostPages, 1<<31-1)
+	case usable(o.Cache.Geometry()) < 1:
+		return fault.New(fault.Invalid, "Options.Cache", "has %d pages: at least 1 is needed besides the sink", o.Cache.Geometry().Pages())
+	}
+	return nil
+}
+
+func usable(g *kv.Geometry) int {
+	if g.Sink() {
+		return g.Pages() - 1
+	}
+	return g.Pages()
+}

@@ -1,0 +1,97 @@
+package store
+
+import (
+	"fmt"
+
+	"github.com/kvferry/kvferry/page"
+)
+
+// Check verifies the store's books, for tests and debug builds:
+//
+//  1. every reserved or kept entry is found under its key, and nothing else is;
+//  2. a kept entry is in a tier; on both only if inclusive, or while promoting;
+//  3. no two entries name the same page of a tier;
+//  4. the lists hold exactly the kept, idle, unpinned entries of their tier;
+//  5. every device page the store names has an owner, and several only if sealed.
+func (s *Store) Check() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return errClosed()
+	}
+	indexed := 0
+	onDevice, onHost := map[page.ID]Ref{}, map[page.ID]Ref{}
+	listedDevice, listedHost := 0, 0
+	for i := range s.entries {
+		r, e := Ref(i), &s.entries[i]
+		if e.state == absent || e.state == dropped {
+			if s.device.Contains(int32(r)) || s.host.Contains(int32(r)) {
+				return fmt.Errorf("store: entry %d is gone and still listed", r)
+			}
+			continue
+		}
+		indexed++
+		if got := s.index.lookup(&s.index.keys[r]); got != r {
+			return fmt.Errorf("store: entry %d is found as %d under its key", r, got)
+		}
+		if e.state == reserved {
+			continue
+		}
+		p := &e.part
+		if p.device == page.None && p.host == page.None {
+			return fmt.Errorf("store: entry %d is kept, and in no tier", r)
+		}
+		if p.device != page.None && p.host != page.None && !s.o.Inclusive && p.coming == nil {
+			return fmt.Errorf("store: entry %d is in both tiers of an exclusive store", r)
+		}
+		for _, t := range []struct {
+			id    page.ID
+			names map[page.ID]Ref
+		}{{p.device, onDevice}, {p.host, onHost}} {
+			if t.id == page.None {
+				continue
+			}
+			if other, twice := t.names[t.id]; twice {
+				return fmt.Errorf("store: entries %d and %d name the same page %d", other, r, t.id)
+			}
+			t.names[t.id] = r
+		}
+		idle := e.pins == 0 && !p.demoting && p.coming == nil
+		if want := idle && p.device != page.None; s.device.Contains(int32(r)) != want {
+			return fmt.Errorf("store: entry %d in the device list: %v, must be %v", r, !want, want)
+		} else if want {
+			listedDevice++
+		}
+		if want := idle && p.host != page.None; s.host.Contains(int32(r)) != want {
+			return fmt.Errorf("store: entry %d in the host list: %v, must be %v", r, !want, want)
+		} else if want {
+			listedHost++
+		}
+	}
+	if indexed != s.index.n {
+		return fmt.Errorf("store: %d entries, %d keys", indexed, s.index.n)
+	}
+	if s.device.Len() != listedDevice || s.host.Len() != listedHost {
+		return fmt.Errorf("store: lists of %d and %d, must be %d and %d", s.device.Len(), s.host.Len(), listedDevice, listedHost)
+	}
+	for id := range onDevice {
+		if n := s.arena.Owners(id); n == 0 || n > 1 && !s.arena.Sealed(id) {
+			return fmt.Errorf("store: device page %d has %d owners, sealed: %v", id, n, s.arena.Sealed(id))
+		}
+	}
+	return nil
+}
+
+// Owns reports how many owners of a device page are the store: 0 or 1. With the
+// pages that sequences hold it must add up to the arena's count.
+func (s *Store) Owns() func(page.ID) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	owned := map[page.ID]int{}
+	for i := range s.entries {
+		if e := &s.entries[i]; e.state == kept && e.part.device != page.None {
+			owned[e.part.device]++
+		}
+	}
+	return func(id page.ID) int { return owned[id] }
+}

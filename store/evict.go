@@ -1,0 +1,119 @@
+package store
+
+import (
+	"context"
+	"errors"
+
+	"github.com/kvferry/kvferry/device"
+	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/page"
+)
+
+// Evict frees n device pages that only the store owns, the oldest first: they are
+// demoted to the host, which evicts its own oldest pages for them; a page is
+// dropped when the host has no room at all. It waits for the copies, with no lock
+// held, and returns how many pages were freed. Fewer than n is fault.Full: the
+// rest are pinned. When ctx ends, the copies go on, and free their pages later.
+func (s *Store) Evict(ctx context.Context, n int) (freed int, err error) {
+	for freed < n {
+		jobs, dropped, err := s.chooseVictims(n - freed)
+		if err != nil {
+			return freed, err
+		}
+		freed += dropped
+		if dropped == 0 && len(jobs) == 0 {
+			return freed, fault.New(fault.Full, "store", "%d of %d device pages freed: the others are in use", freed, n).
+				Hint("release sequences, or use more device pages")
+		}
+		for _, j := range jobs {
+			s.run(j)
+		}
+		for _, j := range jobs {
+			// A failed copy still freed its pages, by dropping them: see finishDemotion.
+			if err := j.done.Wait(ctx); err != nil && ctx.Err() != nil {
+				return freed, ctx.Err()
+			}
+			freed += j.freed
+		}
+	}
+	return freed, nil
+}
+
+// chooseVictims takes up to n victims off the device's list, oldest first, and
+// claims host pages for them. Those that get none are dropped: the oldest. A victim
+// that the host has already (inclusive) goes with the job all the same, with nothing
+// to copy: pages enter the host's list in the order in which they leave the device.
+func (s *Store) chooseVictims(n int) (jobs []*job, dropped int, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil, 0, errClosed()
+	}
+	victims := s.device.AppendOldest(nil, n)
+	toHost := 0
+	for _, v := range victims {
+		s.host.Remove(v) // no host page is evicted to make room for its own device page
+		if s.entries[v].part.host == page.None {
+			toHost++
+		}
+	}
+	claimed := s.claim(toHost)
+	for _, v := range victims {
+		r, e := Ref(v), &s.entries[v]
+		host := page.None
+		if e.part.host == page.None {
+			if toHost > len(claimed) {
+				toHost--
+				s.stats.DroppedCold++
+				s.drop(r, e, fault.Evicted)
+				dropped++
+				continue
+			}
+			toHost--
+			host, claimed = claimed[0], claimed[1:]
+		}
+		if k := len(jobs); k == 0 || len(jobs[k-1].refs) == s.o.JobPages {
+			jobs = append(jobs, &job{demote: true, copied: device.NewTicket(), done: device.NewTicket()})
+		}
+		j := jobs[len(jobs)-1]
+		j.refs, j.epochs, j.hosts = append(j.refs, r), append(j.epochs, e.epoch), append(j.hosts, host)
+		if host != page.None {
+			j.pairs = append(j.pairs, page.Pair{Dst: host, Src: e.part.device})
+		}
+		e.part.demoting = true
+	}
+	return jobs, dropped, nil
+}
+
+// claim claims n host pages, evicting from the host as need be; fewer when the
+// host can't give more.
+func (s *Store) claim(n int) []page.ID {
+	if s.pool == nil || n == 0 {
+		return nil
+	}
+	ids, err := s.pool.Claim(nil, n)
+	var full *page.FullError
+	if errors.As(err, &full) {
+		s.evictHost(full.Shortfall())
+		ids, err = s.pool.Claim(nil, n)
+		if errors.As(err, &full) {
+			ids, err = s.pool.Claim(nil, min(n, full.Free))
+		}
+	}
+	s.must(err)
+	return ids
+}
+
+// evictHost gives up the n oldest host pages. An entry that is on the device too
+// only loses its copy.
+func (s *Store) evictHost(n int) {
+	for _, v := range s.host.AppendOldest(nil, n) {
+		r, e := Ref(v), &s.entries[v]
+		s.stats.EvictedHost++
+		if e.part.device != page.None {
+			s.must(s.releaseHost(e))
+			continue
+		}
+		s.drop(r, e, fault.Evicted)
+	}
+}

@@ -1,0 +1,169 @@
+package store
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/page"
+)
+
+// Answer says for one page where it is or, when it is a miss, why.
+type Answer struct {
+	Tier   Tier         // where a hit is now, Nowhere for a miss
+	Reason fault.Reason // fault.Hit for a hit
+}
+
+// Match is the answer to a look-up. It can be used again and again.
+type Match struct {
+	// Refs pin the entries of the hit prefix, root first.
+	Refs []Ref
+	// Answers has one answer for each key asked for.
+	Answers []Answer
+}
+
+// Match looks keys up (a chain, root first), pins the longest stored prefix of at
+// most limit pages, and answers for every page. Pages resident behind the limit
+// are held back; pages resident behind the first missing one are beyond the
+// prefix. m is overwritten; what it pinned before must have been given back.
+func (s *Store) Match(keys []page.Key, limit int, m *Match) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	m.Refs, m.Answers = m.Refs[:0], m.Answers[:0]
+	if s.closed {
+		return errClosed()
+	}
+	s.lookups++
+	m.Refs, m.Answers = s.walk(keys, limit, m.Refs, m.Answers, true)
+	return nil
+}
+
+// Why appends the answers that Match would give now, and changes nothing.
+func (s *Store) Why(answers []Answer, keys []page.Key, limit int) []Answer {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, answers = s.walk(keys, limit, nil, answers, false)
+	return answers
+}
+
+func (s *Store) walk(keys []page.Key, limit int, refs []Ref, answers []Answer, pin bool) ([]Ref, []Answer) {
+	prefix := true
+	for i := range keys {
+		r := s.index.lookup(&keys[i])
+		switch {
+		case r == NoRef:
+			answers = append(answers, Answer{Reason: s.ghosts.why(&keys[i])})
+			prefix = false
+		case s.entries[r].state == reserved:
+			answers = append(answers, Answer{Reason: fault.Pending})
+			prefix = false
+		case !prefix:
+			answers = append(answers, Answer{Reason: fault.BeyondPrefix})
+		case i >= limit:
+			answers = append(answers, Answer{Reason: fault.HeldBack})
+		default:
+			answers = append(answers, Answer{Tier: s.entries[r].tier()})
+			if pin {
+				s.pin(r)
+				refs = append(refs, r)
+			}
+		}
+	}
+	return refs, answers
+}
+
+// tier says where an entry is. A page that is on its way is still on the host.
+func (e *entry) tier() Tier {
+	if e.part.device != page.None && e.part.coming == nil {
+		return Device
+	}
+	return Host
+}
+
+func (s *Store) pin(r Ref) {
+	e := &s.entries[r]
+	if e.pins == 0 {
+		s.unlist(r)
+	}
+	e.pins++
+	e.epoch++
+}
+
+// Unpin gives back the pins of refs (a path, root first). Their pages count as
+// just used, the deepest as the oldest of them. NoRef is passed over.
+func (s *Store) Unpin(refs []Ref) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := len(refs) - 1; i >= 0; i-- {
+		if refs[i] != NoRef {
+			s.unpin(refs[i])
+		}
+	}
+}
+
+func (s *Store) unpin(r Ref) {
+	e := &s.entries[r]
+	if e.pins == 0 {
+		s.must(fault.New(fault.Invalid, "store", "entry %d unpinned twice", r))
+		return
+	}
+	if e.pins--; e.pins > 0 {
+		return
+	}
+	if e.state == dropped {
+		s.forget(r, e)
+		return
+	}
+	s.list(r, e)
+}
+
+// moves is the recent history of an entry, for people: a small ring.
+type moves struct {
+	n   uint32 // moves ever
+	log [6]move
+}
+
+type move struct {
+	lookup uint32
+	page   page.ID
+	verb   verb
+}
+
+type verb uint8
+
+const (
+	stored verb = iota
+	demoted
+	promoted
+)
+
+var verbNames = [...]string{stored: "stored on the device as page %d", demoted: "demoted to host page %d", promoted: "promoted to device page %d"}
+
+func (s *Store) note(r Ref, v verb, id page.ID) {
+	m := &s.moves[r]
+	m.log[m.n%uint32(len(m.log))] = move{uint32(s.lookups), id, v}
+	m.n++
+}
+
+// History tells the last moves of a pinned entry, oldest first.
+func (s *Store) History(r Ref) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	m := &s.moves[r]
+	size := uint32(len(m.log))
+	first := uint32(0)
+	var b strings.Builder
+	if m.n > size {
+		first = m.n - size
+		fmt.Fprintf(&b, "%d earlier moves; ", first)
+	}
+	for i := first; i < m.n; i++ {
+		x := m.log[i%size]
+		if i > first {
+			b.WriteString("; ")
+		}
+		fmt.Fprintf(&b, verbNames[x.verb], x.page)
+		fmt.Fprintf(&b, " after look-up %d", x.lookup)
+	}
+	return b.String()
+}

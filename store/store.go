@@ -1,0 +1,370 @@
+// Package store knows where the pages of every key are: on the device of an
+// embedding engine (tier 0), in the host pool, or gone, and then why. It finds
+// the longest stored prefix, takes in new pages, demotes cold ones to the host,
+// promotes them back, and evicts. It knows keys and pages, not sequences.
+//
+// # One index
+//
+// An entry is what is stored under one key. It has one part, which says in which
+// tiers its page is. A [Ref] names an entry and pins it: as long as somebody
+// holds a ref, the entry is no victim and its pages stay where they are. Refs are
+// given by Match, Reserve and Commit, and given back by Unpin (or Abandon).
+//
+// # States of an entry
+//
+//	absent   → reserved   Reserve: only the reserver knows it; nobody can match it
+//	reserved → kept       Commit: its page is complete, sealed, and owned by the store too
+//	reserved → absent     Abandon
+//	kept     → dropped    evicted, or its bytes failed their check: out of the index, its
+//	                      pages released; the entry is absent once the last pin is gone
+//
+// A kept entry is idle or has one copy in flight:
+//
+//	demoting   device → host. Chosen only when nobody pins it. If somebody pinned it
+//	           meanwhile, its epoch has moved and the copy is abandoned: the page stays.
+//	promoting  host → device, for the one who pins it. The device page is known and
+//	           sealed from the start (nobody but the copy writes it), and has the store as
+//	           an owner; whoever adopts it meanwhile waits for the same ticket.
+//
+// # Recency
+//
+// Each tier has one list of the entries that may go from it: kept, idle, pinned
+// by nobody. Unpin enters a path deepest page first, so the oldest page of a list
+// never has a resident child (package evict). A page demoted is the oldest of the
+// device and becomes the newest of the host: over both tiers there is one recency.
+//
+// # Checks
+//
+// A page's sum is taken when its bytes are first complete in host memory, and
+// compared when it arrives there again and before it leaves. A mismatch drops the
+// entry: the page is a miss with a reason, never a wrong byte.
+//
+// Lock order: enqueue, mu, then the locks of hostpool and page. No lock is held
+// while bytes move or are summed.
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+
+	"github.com/kvferry/kvferry/device"
+	"github.com/kvferry/kvferry/evict"
+	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/hostpool"
+	"github.com/kvferry/kvferry/kv"
+	"github.com/kvferry/kvferry/page"
+)
+
+// Options say what a store keeps its pages in.
+type Options struct {
+	// Cache is the engine's device cache. Required.
+	Cache *kv.Cache
+	// Arena says who owns the pages of Cache. Required; the store becomes one
+	// more owner of the pages it keeps.
+	Arena *page.Arena
+	// Pool is the host tier. Nil: a page that leaves the device is gone.
+	Pool *hostpool.Pool
+	// Copies is the stream that copies run on, of Cache's device. Required with
+	// a Pool, unless pages have no bytes. The store enqueues, never closes it.
+	Copies device.Stream
+	// Compute is the stream on which the engine reads and writes its pages. When
+	// set, copies wait for what it has enqueued, and it waits for promotions.
+	// When nil, the engine itself waits: for tickets before it touches a page,
+	// and for its own work before it commits or releases one.
+	Compute device.Stream
+	// Device makes the events that order Copies and Compute. Required with
+	// Compute.
+	Device device.Device
+	// Inclusive keeps the host's copy of a page that was promoted. The zero
+	// value is exclusive: a page is on the device or on the host.
+	Inclusive bool
+	// History is how many evicted keys are remembered, to answer "evicted"
+	// rather than "never stored". 0 means 262,144 (4.5 MiB).
+	History int
+	// JobPages is how many pages one copy job moves. 0 means 16.
+	JobPages int
+	// Logger gets what no error can carry. Nil is silent.
+	Logger *slog.Logger
+}
+
+// Tier is a place where pages live.
+type Tier uint8
+
+// The tiers, from the fastest.
+const (
+	Nowhere Tier = iota
+	Device
+	Host
+)
+
+func (t Tier) String() string { return [...]string{"nowhere", "device", "host"}[t] }
+
+// Ref names an entry of the store and holds a pin on it.
+type Ref int32
+
+// NoRef is no entry.
+const NoRef Ref = -1
+
+// entry is what is stored under one key. All fields are guarded by Store.mu.
+type entry struct { // its key is index.keys[ref]
+	part  part
+	pins  int32
+	epoch uint32 // moves with every pin: a copy begun before must not decide after
+	state entryState
+}
+
+// part says where the page of an entry is. An entry of one rank has one part.
+type part struct {
+	device, host page.ID        // page.None when not in that tier
+	coming       *device.Ticket // promoting: done when the device page is complete
+	sum          hostpool.Sum   // valid if summed
+	summed       bool
+	demoting     bool
+}
+
+type entryState uint8
+
+const (
+	absent entryState = iota
+	reserved
+	kept
+	dropped
+)
+
+// Store is one index over the tiers. All methods may be called from any
+// goroutine.
+type Store struct {
+	o       Options
+	arena   *page.Arena
+	pool    *hostpool.Pool // nil: no host tier
+	bytes   int64          // of one page
+	log     *slog.Logger
+	fence   device.Event // orders Copies behind Compute and back; guarded by enqueue
+	enqueue sync.Mutex   // one job at a time is put on the stream, with its fences
+	jobs    chan *job    // enqueued copies, in stream order, for the settler
+	settled chan struct{}
+
+	mu       sync.Mutex
+	entries  []entry   // slab; guarded by mu
+	unused   []Ref     // entries that are absent; guarded by mu
+	index    *index    // keys of reserved and kept entries; guarded by mu
+	device   evict.LRU // guarded by mu
+	host     evict.LRU // guarded by mu
+	ghosts   *ghosts   // guarded by mu
+	moves    []moves   // by entry; guarded by mu
+	lookups  uint64    // guarded by mu
+	stats    Stats     // guarded by mu
+	closed   bool      // guarded by mu: no more jobs
+	released bool      // guarded by mu: every page was given back
+}
+
+// Stats counts what a store did since it was opened. Pages are whole pages.
+type Stats struct {
+	Committed    int64 // pages taken in
+	Refused      int64 // pages offered under a key that was there already
+	Demoted      int64 // device → host, complete
+	Promoted     int64 // host → device, complete
+	Abandoned    int64 // demotions that were not wanted any more, or failed
+	EvictedHost  int64 // gone from the host tier to make room
+	DroppedCold  int64 // gone from the device because the host had no room
+	Corrupted    int64 // gone because their bytes failed a check
+	CopyFailed   int64 // gone, or not promoted, because a copy failed
+	Summed       int64 // checksums computed
+	SummedBytes  int64
+	SumNanos     int64 // time spent computing them
+	DevicePages  int   // entries on the device now
+	HostPages    int   // entries on the host now
+	Entries      int   // entries kept now
+	HistoryBytes int64
+	HistoryFull  bool // an eviction was forgotten: "never stored" can't be told from "evicted"
+}
+
+// Open makes a store over the tiers of o. Kind: fault.Invalid.
+func Open(o Options) (*Store, error) {
+	switch {
+	case o.Cache == nil || o.Arena == nil:
+		return nil, fault.New(fault.Invalid, "store", "needs a device cache and its arena")
+	case o.Pool != nil && o.Copies == nil && o.Cache.Geometry().PageBytes() > 0:
+		return nil, fault.New(fault.Invalid, "store", "a host pool needs a stream to copy on")
+	case o.Compute != nil && o.Device == nil:
+		return nil, fault.New(fault.Invalid, "store", "a compute stream needs its device, for events")
+	case o.History < 0 || o.History > maxGhosts:
+		return nil, fault.New(fault.Invalid, "store", "a history of %d keys: the range is 0 to %d", o.History, maxGhosts)
+	case o.JobPages < 0:
+		return nil, fault.New(fault.Invalid, "store", "jobs of %d pages: at least 1", o.JobPages)
+	}
+	if o.History == 0 {
+		o.History = 1 << 18
+	}
+	if o.JobPages == 0 {
+		o.JobPages = 16
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	// Every kept entry holds a page of a tier, and every reserved one is about to
+	// get a device page: there are never more entries than this.
+	most := 2 * o.Cache.Geometry().Pages()
+	if o.Pool != nil {
+		most += o.Pool.Pages()
+	}
+	s := &Store{
+		o: o, arena: o.Arena, pool: o.Pool, bytes: o.Cache.Geometry().PageBytes(), log: o.Logger,
+		// Every job holds a device page of its own, so putting one in never blocks.
+		jobs: make(chan *job, o.Cache.Geometry().Pages()), settled: make(chan struct{}),
+		entries: make([]entry, 0, most), moves: make([]moves, 0, most),
+		index: newIndex(most), ghosts: newGhosts(o.History),
+	}
+	s.device.Grow(most)
+	s.host.Grow(most)
+	if o.Compute != nil {
+		var err error
+		if s.fence, err = o.Device.NewEvent(); err != nil {
+			return nil, fmt.Errorf("store: %w", err)
+		}
+	}
+	go s.settle()
+	return s, nil
+}
+
+// Close settles the copies in flight, and gives back every page the store
+// owns. Refs that are still held die with it. It does not close the pool or the
+// stream. When ctx ends first nothing was given back, and Close can be called
+// again; afterwards it is fault.Closed.
+func (s *Store) Close(ctx context.Context) error {
+	s.enqueue.Lock() // nobody enqueues any more: see run
+	s.mu.Lock()
+	if !s.closed {
+		s.closed = true
+		close(s.jobs)
+	}
+	s.mu.Unlock()
+	s.enqueue.Unlock()
+	select {
+	case <-s.settled:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.released {
+		return errClosed()
+	}
+	s.released = true
+	var errs []error
+	for i := range s.entries {
+		e := &s.entries[i]
+		if e.state == kept {
+			errs = append(errs, s.releaseDevice(e), s.releaseHost(e))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Stats returns the counters.
+func (s *Store) Stats() Stats {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	st := s.stats
+	for i := range s.entries {
+		e := &s.entries[i]
+		if e.state != kept {
+			continue
+		}
+		st.Entries++
+		if e.part.device != page.None {
+			st.DevicePages++
+		}
+		if e.part.host != page.None {
+			st.HostPages++
+		}
+	}
+	st.HistoryBytes, st.HistoryFull = s.ghosts.bytes(), s.ghosts.overflowed
+	return st
+}
+
+// take makes an absent entry hold key, reserved. nil when there is none left.
+func (s *Store) take(key page.Key) (Ref, *entry) {
+	var r Ref
+	switch n := len(s.unused); {
+	case n > 0:
+		r = s.unused[n-1]
+		s.unused = s.unused[:n-1]
+	case len(s.entries) < cap(s.entries):
+		r = Ref(len(s.entries))
+		s.entries, s.moves = append(s.entries, entry{}), append(s.moves, moves{})
+	default:
+		return NoRef, nil
+	}
+	e := &s.entries[r]
+	*e = entry{state: reserved, epoch: e.epoch + 1, part: part{device: page.None, host: page.None}}
+	s.moves[r] = moves{}
+	s.index.insert(key, r)
+	return r, e
+}
+
+// list enters an idle, unpinned entry into the lists of its tiers, as newest.
+func (s *Store) list(r Ref, e *entry) {
+	if e.state != kept || e.pins > 0 || e.part.demoting || e.part.coming != nil {
+		return
+	}
+	if e.part.device != page.None {
+		s.device.Insert(int32(r))
+	}
+	if e.part.host != page.None {
+		s.host.Insert(int32(r))
+	}
+}
+
+// unlist takes an entry out of all lists.
+func (s *Store) unlist(r Ref) {
+	s.device.Remove(int32(r))
+	s.host.Remove(int32(r))
+}
+
+// drop takes a kept entry with no copy in flight out of the index, for why, and
+// gives its pages back. The entry itself is absent once nobody pins it.
+func (s *Store) drop(r Ref, e *entry, why fault.Reason) {
+	s.unlist(r)
+	key := s.index.keys[r]
+	s.index.remove(key)
+	s.ghosts.remember(key, why)
+	if err := errors.Join(s.releaseDevice(e), s.releaseHost(e)); err != nil {
+		// Books that disagree are a bug in this package; the page is lost, not shared.
+		s.log.LogAttrs(context.Background(), slog.LevelError, "store: page not released", slog.Any("error", err))
+	}
+	e.state = dropped
+	if e.pins == 0 {
+		s.forget(r, e)
+	}
+}
+
+// forget makes an entry absent.
+func (s *Store) forget(r Ref, e *entry) {
+	e.state = absent
+	s.unused = append(s.unused, r)
+}
+
+func (s *Store) releaseDevice(e *entry) error {
+	if e.part.device == page.None {
+		return nil
+	}
+	id := [1]page.ID{e.part.device}
+	e.part.device = page.None
+	_, err := s.arena.Release(id[:])
+	return err
+}
+
+func (s *Store) releaseHost(e *entry) error {
+	if e.part.host == page.None {
+		return nil
+	}
+	id := e.part.host
+	e.part.host = page.None
+	return s.pool.Release(id)
+}
+
+func errClosed() error { return fault.New(fault.Closed, "store", "is closed") }

@@ -1,0 +1,184 @@
+package replay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/kvferry/kvferry"
+	"github.com/kvferry/kvferry/device"
+	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/kv"
+)
+
+// spare is what the program needs beside its pools; pools get the rest of the
+// memory at most.
+const spare = 64 << 20
+
+// size settles how many pages the pools have, and refuses sizes that can't work
+// before anything is made.
+func (o *Options) size(t *Trace, r *Result) error {
+	one, err := o.geometry(1)
+	if err != nil {
+		return err
+	}
+	r.PageBytes = one.PageBytes()
+	_, largest := t.Largest(o.PageSize)
+	auto := [2]bool{o.DevicePages == Auto, o.HostPages == Auto}
+	if auto[0] {
+		o.DevicePages = max(DefaultDevicePages, largest)
+	}
+	if auto[1] {
+		o.HostPages = DefaultHostPages
+	}
+	if err := CheckFits(t, o.PageSize, o.DevicePages); err != nil {
+		return err
+	}
+	room, err := device.AvailableMemory()
+	if err != nil {
+		return err
+	}
+	if r.PageBytes > 0 {
+		if err := o.fit(r, auto, largest, max(0, room-spare)*10/11/r.PageBytes); err != nil {
+			return err
+		}
+	}
+	r.DevicePages, r.HostPages = int64(o.DevicePages), int64(o.HostPages)
+	r.PoolBytes = int64(o.DevicePages+1+o.HostPages) * r.PageBytes
+	return nil
+}
+
+// fit makes the pools that may be chosen smaller until all fit into room pages,
+// and says so. The sink takes one.
+func (o *Options) fit(r *Result, auto [2]bool, largest int, room int64) error {
+	need := func() int64 { return int64(o.DevicePages) + 1 + int64(o.HostPages) }
+	if need() <= room {
+		return nil
+	}
+	if auto[1] {
+		o.HostPages = int(max(0, min(int64(o.HostPages), room-int64(o.DevicePages)-1)))
+	}
+	if auto[0] {
+		o.DevicePages = int(max(int64(largest), min(int64(o.DevicePages), room-int64(o.HostPages)-1)))
+	}
+	if need() > room {
+		return fault.New(fault.Memory, "pools", "%d + %d pages of %s take %s, there is memory for %d pages",
+			o.DevicePages+1, o.HostPages, bytesOf(r.PageBytes), bytesOf(need()*r.PageBytes), room).
+			Hint("use smaller pools (--device-pages, --host-pages), a smaller geometry, or --bookkeeping, which needs no pages")
+	}
+	r.Warnings = append(r.Warnings, fmt.Sprintf("the pools are smaller than by default, to fit into memory: %d device and %d host pages", o.DevicePages, o.HostPages))
+	return nil
+}
+
+func bytesOf(n int64) string {
+	for _, u := range []struct {
+		size int64
+		name string
+	}{{1 << 40, "TiB"}, {1 << 30, "GiB"}, {1 << 20, "MiB"}, {1 << 10, "KiB"}} {
+		if n >= u.size {
+			return strconv.FormatFloat(float64(n)/float64(u.size), 'f', 1, 64) + " " + u.name
+		}
+	}
+	return strconv.FormatInt(n, 10) + " B"
+}
+
+// geometry is that of the device cache: one tensor, layer after layer.
+func (o *Options) geometry(pages int) (*kv.Geometry, error) {
+	c := kv.Config{Pages: pages, PageSize: o.PageSize, Sink: pages > 1}
+	if !o.Bookkeeping {
+		c.Layers, c.KVHeads, c.HeadDim, c.LatentDim = o.Layers, o.KVHeads, o.HeadDim, o.LatentDim
+		if err := errors.Join(c.Layout.UnmarshalText([]byte(o.Layout)), c.DType.UnmarshalText([]byte(o.DType))); err != nil {
+			return nil, err
+		}
+	}
+	return c.LayerMajor()
+}
+
+// pools are the memories of a replay and the manager over them.
+type pools struct {
+	host    *device.Host
+	cache   *kv.Cache
+	manager *kvferry.Manager
+}
+
+// openPools makes the pools and waits until they have their full size.
+func openPools(ctx context.Context, o Options) (p *pools, err error) {
+	p = &pools{}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, p.close())
+		}
+	}()
+	g, err := o.geometry(o.DevicePages + 1)
+	if err != nil {
+		return p, err
+	}
+	if p.host, err = device.OpenHost(device.HostOptions{}); err != nil {
+		return p, err
+	}
+	if p.cache, err = kv.NewCache(g, p.host); err != nil {
+		return p, err
+	}
+	p.manager, err = kvferry.Open(kvferry.Options{
+		Cache: p.cache, Device: p.host, HostPages: o.HostPages, Inclusive: o.Tiers == Inclusive,
+	})
+	if err != nil {
+		return p, err
+	}
+	// The host pool grows in the background meanwhile.
+	for i := range g.Regions() {
+		m, err := p.cache.Region(i)
+		if err != nil {
+			return p, err
+		}
+		if err := m.Populate(0, m.Size()); err != nil {
+			return p, err
+		}
+	}
+	return p, p.manager.Ready().Wait(ctx)
+}
+
+// copied says how many bytes the manager's stream has copied, and how long it was
+// busy with them.
+func (p *pools) copied() (bytes int64, busy time.Duration) {
+	s := p.manager.Copies()
+	if s == nil {
+		return 0, 0
+	}
+	return p.host.Copied(s)
+}
+
+func (p *pools) close() error {
+	var errs []error
+	if p.manager != nil {
+		errs = append(errs, p.manager.Close(context.Background()))
+	}
+	if p.cache != nil {
+		errs = append(errs, p.cache.Close())
+	}
+	if p.host != nil {
+		errs = append(errs, p.host.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// peakRSS is the most memory that the process has held, pools included; nil when
+// the system does not say.
+func peakRSS() *int64 {
+	text, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		return nil
+	}
+	for line := range strings.Lines(string(text)) {
+		if f := strings.Fields(line); len(f) == 3 && f[0] == "VmHWM:" && f[2] == "kB" {
+			if n, err := strconv.ParseInt(f[1], 10, 64); err == nil {
+				return new(n << 10)
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,188 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime/debug"
+	"strings"
+	"testing"
+
+	"github.com/rogpeppe/go-internal/testscript"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/kvferry/kvferry/fault"
+)
+
+func TestMain(m *testing.M) {
+	testscript.Main(m, map[string]func(){"kvferry": main})
+}
+
+func TestScripts(t *testing.T) {
+	testscript.Run(t, testscript.Params{
+		Dir:                 "testdata/script",
+		RequireExplicitExec: true,
+		RequireUniqueNames:  true,
+		Setup: func(env *testscript.Env) error {
+			// The race detector sleeps for a second at the end of each process.
+			env.Vars = append(env.Vars, "GORACE=atexit_sleep_ms=10")
+			return nil
+		},
+		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
+			"status": status,
+		},
+	})
+}
+
+// status runs a command and checks its exit status: status 2 kvferry replay x.
+func status(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: status code command [args...]")
+	}
+	got := "0"
+	if err := ts.Exec(args[1], args[2:]...); err != nil {
+		got = strings.TrimPrefix(err.Error(), "exit status ")
+	}
+	if got != args[0] {
+		ts.Fatalf("exit status %s, want %s", got, args[0])
+	}
+}
+
+func TestExitStatus_FollowsTheKindOfTheError(t *testing.T) {
+	want := map[fault.Kind]int{
+		fault.Corrupt: 1, fault.Invalid: 2, fault.NotFound: 2, fault.Exists: 2, fault.Unsupported: 2,
+		fault.Memory: 3, fault.Full: 3, fault.Device: 4, fault.Busy: 5, fault.Closed: 5,
+	}
+	for kind := fault.Invalid; kind <= fault.Closed; kind++ {
+		for _, err := range []error{
+			fault.New(kind, "page 3", "bad"),
+			fmt.Errorf("replay: %w", fault.New(kind, "page 3", "bad")),
+			errors.Join(fault.New(kind, "page 3", "bad"), errors.New("and more")),
+		} {
+			if got := exitStatus(err); got != want[kind] {
+				t.Errorf("%v: %d, want %d", kind, got, want[kind])
+			}
+		}
+	}
+	for err, want := range map[error]int{nil: 0, errors.New("disk full"): 5, fmt.Errorf("interrupted: %w", context.Canceled): 130} {
+		if got := exitStatus(err); got != want {
+			t.Errorf("%v: %d, want %d", err, got, want)
+		}
+	}
+}
+
+func TestHelp_EveryExitStatusIsListed(t *testing.T) {
+	long := newExitTopic().Long
+	for _, code := range []int{exitOK, exitWrongByte, exitUsage, exitMemory, exitDevice, exitOther, exitInterrupt} {
+		if !strings.Contains(long, fmt.Sprintf("\n  %-4d ", code)) {
+			t.Errorf("%d is not listed", code)
+		}
+	}
+}
+
+func TestHelp_EveryVerbHasAnExampleThatItsFlagsAllow(t *testing.T) {
+	withHelp := func() *cobra.Command {
+		root := newRoot()
+		root.InitDefaultHelpCmd() // as Execute does
+		return root
+	}
+	root := withHelp()
+	for _, cmd := range append(root.Commands(), root) {
+		if !cmd.Runnable() {
+			continue // a help topic
+		}
+		if cmd.Example == "" {
+			t.Errorf("%s has no example", cmd.CommandPath())
+		}
+		for line := range strings.Lines(cmd.Example) {
+			// What follows two blanks is a remark.
+			line, _, _ := strings.Cut(strings.TrimSpace(line), "  ")
+			args := strings.Fields(line)
+			if args[0] != "kvferry" {
+				t.Errorf("%q does not run kvferry", line)
+			}
+			verb, rest, err := withHelp().Find(args[1:])
+			if err != nil || verb.Name() == "kvferry" {
+				t.Errorf("%q: no such verb (%v)", line, err)
+				continue
+			}
+			if err := verb.ParseFlags(rest); err != nil {
+				t.Errorf("%q: %v", line, err)
+			}
+		}
+	}
+}
+
+func TestBind_EveryOptionHasOneNameEverywhere(t *testing.T) {
+	for _, tc := range []struct{ flag, env string }{{"host-pages", "KVFERRY_HOST_PAGES"}, {"json", "KVFERRY_JSON"}} {
+		if got := envName(tc.flag); got != tc.env {
+			t.Errorf("%s: %s, want %s", tc.flag, got, tc.env)
+		}
+	}
+	known := strings.Join(optionsOf(newRoot()), " ")
+	const want = "bookkeeping config device-pages dtype head-dim host-pages json kv-heads latent-dim layers layout model page-size requests seed tiers trace verify"
+	if known != want {
+		t.Errorf("options are\n%s, want\n%s", known, want)
+	}
+}
+
+func TestBind_FlagThenEnvironmentThenFile(t *testing.T) {
+	file := t.TempDir() + "/kvferry.toml"
+	writeFile(t, file, "page-size = 16\nhost-pages = 17\nseed = 18\nbookkeeping = true\n")
+	root := newRoot()
+	replay, _, err := root.Find([]string{"replay"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := replay.ParseFlags([]string{"--page-size", "64", "--tiers", "inclusive"}); err != nil {
+		t.Fatal(err)
+	}
+	env := []string{"KVFERRY_CONFIG=" + file, "KVFERRY_PAGE_SIZE=32", "KVFERRY_HOST_PAGES=33", "KVFERRY_TRACE=", "HOME=/"}
+	got := valuesAfterBind(t, replay, env)
+	want := map[string]string{"page-size": "64", "host-pages": "33", "seed": "18", "bookkeeping": "true", "tiers": "inclusive", "trace": ""}
+	for name, v := range want {
+		if got[name] != v {
+			t.Errorf("%s is %q, want %q", name, got[name], v)
+		}
+	}
+}
+
+func TestVersion_SaysWhatTheBuildKnows(t *testing.T) {
+	full := versionOf(&debug.BuildInfo{Main: debug.Module{Version: "v1.2.3"}, Settings: []debug.BuildSetting{
+		{Key: "vcs.revision", Value: "0123456789abcdef"}, {Key: "vcs.time", Value: "2026-01-02T03:04:05Z"}, {Key: "vcs.modified", Value: "true"},
+	}})
+	full.Go, full.OS, full.Arch = "go1.26", "linux", "arm64"
+	if got, want := full.String(), "kvferry v1.2.3, revision 0123456789ab and changes, 2026-01-02T03:04:05Z, go1.26 linux/arm64"; got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	none := versionOf(nil)
+	none.Go, none.OS, none.Arch = "go1.26", "linux", "arm64"
+	if got, want := none.String(), "kvferry devel, go1.26 linux/arm64"; got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	var b bytes.Buffer
+	if err := full.write(&b, true); err != nil || !strings.Contains(b.String(), `"revision": "0123456789abcdef"`) {
+		t.Errorf("%s %v", b.String(), err)
+	}
+}
+
+// valuesAfterBind returns the values of all flags as text.
+func valuesAfterBind(t *testing.T, cmd *cobra.Command, env []string) map[string]string {
+	t.Helper()
+	if err := bind(cmd, env); err != nil {
+		t.Fatal(err)
+	}
+	values := map[string]string{}
+	cmd.Flags().VisitAll(func(f *pflag.Flag) { values[f.Name] = f.Value.String() })
+	return values
+}
+
+func writeFile(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -92,6 +92,26 @@ var stateNames = [...]string{"free", "claimed", "kept"}
 
 // Open makes a pool and starts to grow it. Kinds: fault.Invalid, fault.Memory.
 func Open(o Options) (*Pool, error) {
+	p, err := prepare(o)
+	if err != nil {
+		return nil, err
+	}
+	step := o.GrowBytes
+	if step == 0 {
+		step = 64 << 20
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	p.stop = stop
+	if p.PageBytes() == 0 { // pages without bytes are there at once
+		p.grown.Complete(p.arena.Grow(o.Pages))
+	} else {
+		go p.grow(ctx, max(1, int(step/p.PageBytes())))
+	}
+	return p, nil
+}
+
+// prepare makes a pool with room for its pages, and none yet.
+func prepare(o Options) (*Pool, error) {
 	switch {
 	case o.Cache == nil || o.Host == nil:
 		return nil, fault.New(fault.Invalid, "host pool", "needs a device cache and a host device")
@@ -114,17 +134,6 @@ func Open(o Options) (*Pool, error) {
 	}
 	if err := p.assemble(g, o); err != nil {
 		return nil, errors.Join(err, mem.Free())
-	}
-	ctx, stop := context.WithCancel(context.Background())
-	p.stop = stop
-	step := o.GrowBytes
-	if step == 0 {
-		step = 64 << 20
-	}
-	if g.PageBytes() == 0 { // pages without bytes are there at once
-		p.grown.Complete(p.arena.Grow(o.Pages))
-	} else {
-		go p.grow(ctx, max(1, int(step/g.PageBytes())))
 	}
 	return p, nil
 }
@@ -239,17 +248,20 @@ func (p *Pool) copy(s device.Stream, r *kv.Route, pairs []page.Pair, t *device.T
 	}
 	moved, err := p.copier.Copy(s, r, pairs)
 	drained := t
-	if err != nil {
-		// The stream may be well, and say so when it gets there; the copy is not.
+	if err != nil { // the stream may be well, and say so when it gets there; the copy is not
 		drained = device.NewTicket()
+	}
+	switch signalErr := s.Signal(drained); {
+	case signalErr != nil: // the stream is closed or failed: nothing runs on it any more
+		if err == nil {
+			err = signalErr
+		}
+		t.Complete(err)
+	case err != nil:
 		go func() { // ends with the stream's work
 			<-drained.Done()
 			t.Complete(err)
 		}()
-	}
-	if signalErr := s.Signal(drained); signalErr != nil { // the stream is closed or failed: nothing runs on it any more
-		drained.Complete(signalErr)
-		return moved, errors.Join(err, signalErr)
 	}
 	return moved, err
 }

@@ -10,7 +10,7 @@ import (
 //
 //  1. every reserved or kept entry is found under its key, and nothing else is;
 //  2. a kept entry is in a tier; on both only if inclusive, or while promoting;
-//  3. no two entries name the same page of a tier;
+//  3. no two entries name the same page of a tier, and at has each device page's;
 //  4. the lists hold exactly the kept, idle, unpinned entries of their tier;
 //  5. every device page the store names has an owner, and several only if sealed.
 func (s *Store) Check() error {
@@ -41,7 +41,10 @@ func (s *Store) Check() error {
 		if p.device == page.None && p.host == page.None {
 			return fmt.Errorf("store: entry %d is kept, and in no tier", r)
 		}
-		if p.device != page.None && p.host != page.None && !s.o.Inclusive && p.coming == nil {
+		if p.device != page.None && s.at[p.device] != r {
+			return fmt.Errorf("store: entry %d has device page %d, which is of entry %d", r, p.device, s.at[p.device])
+		}
+		if p.device != page.None && p.host != page.None && !s.o.Inclusive && !p.promoting() {
 			return fmt.Errorf("store: entry %d is in both tiers of an exclusive store", r)
 		}
 		for _, t := range []struct {
@@ -56,7 +59,7 @@ func (s *Store) Check() error {
 			}
 			t.names[t.id] = r
 		}
-		idle := e.pins == 0 && !p.demoting && p.coming == nil
+		idle := e.pins == 0 && p.flight == nil
 		if want := idle && p.device != page.None; s.device.Contains(int32(r)) != want {
 			return fmt.Errorf("store: entry %d in the device list: %v, must be %v", r, !want, want)
 		} else if want {
@@ -73,6 +76,11 @@ func (s *Store) Check() error {
 	}
 	if s.device.Len() != listedDevice || s.host.Len() != listedHost {
 		return fmt.Errorf("store: lists of %d and %d, must be %d and %d", s.device.Len(), s.host.Len(), listedDevice, listedHost)
+	}
+	for id, r := range s.at {
+		if _, there := onDevice[page.ID(id)]; !there && r != NoRef {
+			return fmt.Errorf("store: device page %d is said to be of entry %d, which does not have it", id, r)
+		}
 	}
 	for id := range onDevice {
 		if n := s.arena.Owners(id); n == 0 || n > 1 && !s.arena.Sealed(id) {

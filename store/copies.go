@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/kvferry/kvferry/device"
@@ -26,26 +27,21 @@ type job struct {
 	copied *device.Ticket // by the stream
 	done   *device.Ticket // by the settler, when the books are settled
 	freed  int            // demote: device pages freed; valid once done
+	unpin  [][]Ref        // paths whose pins go when the books are settled; guarded by Store.mu
 }
 
 // run enqueues j's copy and hands it to the settler. Pages without bytes are
-// settled here. Errors come out of j.done, like those of the copy itself.
+// settled here. Errors come out of j.done, like those of the copy itself. The
+// caller has held enqueue since it chose j's pages: the store is not closed.
 func (s *Store) run(j *job) {
 	if s.bytes == 0 {
 		s.copy(j)
 		s.finish(j)
 		return
 	}
-	s.enqueue.Lock()
-	defer s.enqueue.Unlock()
 	s.mu.Lock()
-	closed := s.closed
+	s.latest = j
 	s.mu.Unlock()
-	if closed { // the settler is gone or going
-		j.copied.Complete(errClosed())
-		s.finish(j)
-		return
-	}
 	if err := s.fenced(func() { s.copy(j) }); err != nil {
 		// The fences failed, not the copy. It is not known to be ordered, so it
 		// must not count; the ticket still says when it has drained.
@@ -95,20 +91,30 @@ func failed(t *device.Ticket, err error) *device.Ticket {
 
 // settle finishes jobs in order until the store is closed.
 func (s *Store) settle() {
-	defer close(s.settled)
 	for j := range s.jobs {
 		s.finish(j)
 	}
+	s.readers.Wait()
+	close(s.settled)
 }
 
 func (s *Store) finish(j *job) {
 	<-j.copied.Done()
 	_, err := j.copied.Poll()
+	var sums []hostpool.Sum
+	if j.demote && err == nil {
+		sums = s.sum(nil, j.hosts)
+	}
+	s.mu.Lock()
 	if j.demote {
-		s.finishDemotion(j, err)
+		s.finishDemotion(j, sums, err)
 	} else {
 		s.finishPromotion(j, err)
 	}
+	for _, refs := range j.unpin { // a path may go on to another copy in flight
+		s.unpin(refs)
+	}
+	s.mu.Unlock()
 	if err != nil {
 		err = fault.Wrap(fault.Device, "store: copy of pages", err)
 	}
@@ -139,16 +145,10 @@ func (s *Store) sum(sums []hostpool.Sum, ids []page.ID) []hostpool.Sum {
 	return sums
 }
 
-func (s *Store) finishDemotion(j *job, failure error) {
-	var sums []hostpool.Sum
-	if failure == nil {
-		sums = s.sum(nil, j.hosts)
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
+func (s *Store) finishDemotion(j *job, sums []hostpool.Sum, failure error) {
 	for i, r := range j.refs {
 		e := &s.entries[r]
-		e.part.demoting = false
+		e.part.flight = nil
 		host := j.hosts[i]
 		there := host == page.None // inclusive: nothing was copied
 		arrived := there || failure == nil && (!e.part.summed || e.part.sum == sums[i])
@@ -160,8 +160,7 @@ func (s *Store) finishDemotion(j *job, failure error) {
 				s.note(r, demoted, host)
 				s.stats.Demoted++
 			}
-			s.must(s.releaseDevice(e))
-			j.freed++
+			j.freed += s.releaseDevice(e)
 			s.list(r, e)
 			continue
 		}
@@ -173,8 +172,7 @@ func (s *Store) finishDemotion(j *job, failure error) {
 		case !arrived && failure != nil && e.pins == 0:
 			// Cold, and the tier below can't take it: it would be chosen again and again.
 			s.stats.CopyFailed++
-			s.drop(r, e, fault.CopyFailed)
-			j.freed++
+			j.freed += s.drop(r, e, fault.CopyFailed)
 		case !arrived && failure == nil:
 			// The device's bytes are not the ones that were summed: they can't be trusted either.
 			s.stats.Corrupted++
@@ -186,34 +184,27 @@ func (s *Store) finishDemotion(j *job, failure error) {
 }
 
 // corrupt drops an entry whose bytes failed their check. It returns how many
-// device pages that gave back to the arena.
+// device pages that freed.
 func (s *Store) corrupt(r Ref, e *entry) int {
 	s.log.LogAttrs(context.Background(), slog.LevelError, "store: checksum mismatch: page discarded",
 		slog.String("key", s.index.keys[r].String()), slog.Any("device", e.part.device), slog.Any("host", e.part.host))
-	freed := 0
-	if e.part.device != page.None && e.pins == 0 {
-		freed = 1
-	}
-	s.drop(r, e, fault.Corrupted)
-	return freed
+	return s.drop(r, e, fault.Corrupted)
 }
 
 func (s *Store) finishPromotion(j *job, failure error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, r := range j.refs {
+	for _, r := range slices.Backward(j.refs) { // deepest first
 		e := &s.entries[r]
-		e.part.coming = nil
+		e.part.flight = nil
 		if failure != nil {
 			s.stats.CopyFailed++
-			s.must(s.releaseDevice(e))
+			s.releaseDevice(e)
 			s.list(r, e)
 			continue
 		}
 		s.note(r, promoted, e.part.device)
 		s.stats.Promoted++
 		if !s.o.Inclusive {
-			s.must(s.releaseHost(e))
+			s.releaseHost(e)
 		}
 		s.list(r, e)
 	}
@@ -278,16 +269,14 @@ func (s *Store) Missing(refs []Ref) int {
 // caller unpins it and matches again), fault.Full (fresh is too short), fault.Closed.
 func (s *Store) Load(refs []Ref, fresh []page.ID, l *Loaded) error {
 	l.Pages, l.Tickets, l.Used = l.Pages[:0], l.Tickets[:0], 0
-	if err := s.checkDeparting(refs, l); err != nil {
-		return err
+	if s.bytes > 0 {
+		if err := s.checkDeparting(refs, l); err != nil {
+			return err
+		}
 	}
-	s.mu.Lock()
-	if s.closed {
-		s.mu.Unlock()
-		return errClosed()
-	}
+	s.enqueue.Lock()
+	defer s.enqueue.Unlock()
 	jobs, err := s.place(refs, fresh, l)
-	s.mu.Unlock()
 	for _, j := range jobs {
 		s.run(j)
 	}
@@ -296,35 +285,59 @@ func (s *Store) Load(refs []Ref, fresh []page.ID, l *Loaded) error {
 
 // checkDeparting compares the sums of the host pages that are about to leave.
 func (s *Store) checkDeparting(refs []Ref, l *Loaded) error {
-	l.ids, l.want, l.refs = l.ids[:0], l.want[:0], l.refs[:0]
-	s.mu.Lock()
-	for i, r := range refs {
-		e := &s.entries[r]
-		if e.state != kept {
-			s.mu.Unlock()
-			return &CorruptError{Index: i, History: s.History(r)}
-		}
-		if e.part.device == page.None && s.bytes > 0 {
-			l.ids, l.want, l.refs = append(l.ids, e.part.host), append(l.want, e.part.sum), append(l.refs, Ref(i))
-		}
+	if err := s.departing(refs, l); err != nil {
+		return err
 	}
-	s.mu.Unlock()
+	defer s.readers.Done()
 	if len(l.ids) == 0 {
 		return nil
 	}
 	l.sums = s.sum(l.sums[:0], l.ids)
+	return s.compare(refs, l)
+}
+
+// departing lists the host pages of refs that are not on the device, with their
+// sums. Without an error the caller is one of readers.
+func (s *Store) departing(refs []Ref, l *Loaded) error {
+	l.ids, l.want, l.refs = l.ids[:0], l.want[:0], l.refs[:0]
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return errClosed()
+	}
+	for i, r := range refs {
+		e := &s.entries[r]
+		if e.state != kept {
+			return &CorruptError{Index: i, History: s.history(r)}
+		}
+		if e.part.device == page.None {
+			l.ids, l.want, l.refs = append(l.ids, e.part.host), append(l.want, e.part.sum), append(l.refs, Ref(i))
+		}
+	}
+	s.readers.Add(1)
+	return nil
+}
+
+// compare drops the first page whose sum is wrong, and says so.
+func (s *Store) compare(refs []Ref, l *Loaded) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	for k, i := range l.refs {
 		if l.sums[k] == l.want[k] {
 			continue
 		}
 		r := refs[i]
-		err := &CorruptError{Index: int(i), History: s.History(r)}
-		s.mu.Lock()
-		if e := &s.entries[r]; e.state == kept && e.part.coming == nil && e.part.host == l.ids[k] {
+		e := &s.entries[r]
+		if e.part.host != l.ids[k] {
+			// It left while it was summed: somebody else promoted it, or found it bad.
+			// What was summed may be another page by now. place looks at it again.
+			continue
+		}
+		err := &CorruptError{Index: int(i), History: s.history(r)}
+		if e.state == kept && e.part.flight == nil {
 			s.stats.Corrupted++
 			s.corrupt(r, e)
 		}
-		s.mu.Unlock()
 		return err
 	}
 	return nil
@@ -332,44 +345,64 @@ func (s *Store) checkDeparting(refs []Ref, l *Loaded) error {
 
 // place gives every ref its device page and returns the jobs that fill them.
 func (s *Store) place(refs []Ref, fresh []page.ID, l *Loaded) ([]*job, error) {
-	need := 0
-	for i, r := range refs {
-		switch e := &s.entries[r]; {
-		case e.state != kept:
-			return nil, &CorruptError{Index: i}
-		case e.part.device == page.None:
-			need++
-		}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil, errClosed()
 	}
-	if need > len(fresh) {
-		return nil, fault.New(fault.Full, "store", "%d pages are on the host, %d device pages were given for them", need, len(fresh))
-	}
-	if err := s.share(fresh[:need]); err != nil {
-		return nil, fmt.Errorf("store: load: %w", err)
-	}
-	var jobs []*job
-	for _, r := range refs {
-		e := &s.entries[r]
-		if e.part.device != page.None {
-			id := [1]page.ID{e.part.device}
-			s.must(s.arena.Retain(id[:]))
-			l.Pages = append(l.Pages, id[0])
-			if t := e.part.coming; t != nil && (len(l.Tickets) == 0 || l.Tickets[len(l.Tickets)-1] != t) {
-				l.Tickets = append(l.Tickets, t)
+	jobs, err := s.promote(refs, fresh)
+	if err != nil {
+		for _, j := range jobs {
+			for _, r := range j.refs {
+				e := &s.entries[r]
+				e.part.flight = nil
+				s.releaseDevice(e)
 			}
-			continue
 		}
-		id := fresh[l.Used]
-		l.Used++
-		l.Pages = append(l.Pages, id)
+		return nil, err
+	}
+	for _, r := range refs {
+		p := &s.entries[r].part
+		l.Pages = append(l.Pages, p.device)
+		if l.Used < len(fresh) && p.device == fresh[l.Used] {
+			l.Used++
+		} else {
+			id := [1]page.ID{p.device}
+			s.must(s.arena.Retain(id[:]))
+		}
+		if p.promoting() {
+			if n := len(l.Tickets); n == 0 || l.Tickets[n-1] != p.flight.done {
+				l.Tickets = append(l.Tickets, p.flight.done)
+			}
+		}
+	}
+	return jobs, nil
+}
+
+// promote puts the pages of refs that are only on the host on fresh pages, in
+// order, and returns the jobs to be run; after an error, to be undone.
+func (s *Store) promote(refs []Ref, fresh []page.ID) (jobs []*job, err error) {
+	used := 0
+	for i, r := range refs {
+		e := &s.entries[r]
+		switch {
+		case e.state != kept:
+			return jobs, &CorruptError{Index: i, History: s.history(r)}
+		case e.part.device != page.None:
+			continue
+		case used == len(fresh):
+			return jobs, fault.New(fault.Full, "store", "more pages are on the host than the %d device pages given for them", used)
+		}
+		if err := s.keep(r, fresh[used]); err != nil {
+			return jobs, fmt.Errorf("store: load: %w", err)
+		}
 		if n := len(jobs); n == 0 || len(jobs[n-1].refs) == s.o.JobPages {
-			j := &job{copied: device.NewTicket(), done: device.NewTicket()}
-			jobs = append(jobs, j)
-			l.Tickets = append(l.Tickets, j.done)
+			jobs = append(jobs, &job{copied: device.NewTicket(), done: device.NewTicket()})
 		}
 		j := jobs[len(jobs)-1]
-		j.refs, j.pairs = append(j.refs, r), append(j.pairs, page.Pair{Dst: id, Src: e.part.host})
-		e.part.device, e.part.coming = id, j.done
+		j.refs, j.pairs = append(j.refs, r), append(j.pairs, page.Pair{Dst: fresh[used], Src: e.part.host})
+		e.part.flight = j
+		used++
 	}
 	return jobs, nil
 }

@@ -12,23 +12,28 @@ import (
 // Evict frees n device pages that only the store owns, the oldest first: they are
 // demoted to the host, which evicts its own oldest pages for them; a page is
 // dropped when the host has no room at all. It waits for the copies, with no lock
-// held, and returns how many pages were freed. Fewer than n is fault.Full: the
-// rest are pinned. When ctx ends, the copies go on, and free their pages later.
+// held, and for those of others when there is nothing else to give. It returns how
+// many pages it freed: pages that were demoted or dropped but have other owners do
+// not count. Fewer than n is fault.Full: the rest are pinned. When ctx ends, the
+// copies go on, and free their pages later.
 func (s *Store) Evict(ctx context.Context, n int) (freed int, err error) {
 	for freed < n {
-		jobs, dropped, err := s.chooseVictims(n - freed)
+		v, err := s.evictSome(n - freed)
 		if err != nil {
 			return freed, err
 		}
-		freed += dropped
-		if dropped == 0 && len(jobs) == 0 {
-			return freed, fault.New(fault.Full, "store", "%d of %d device pages freed: the others are in use", freed, n).
-				Hint("release sequences, or use more device pages")
+		freed += v.freed
+		if v.n == 0 {
+			if v.latest == nil {
+				return freed, fault.New(fault.Full, "store", "%d of %d device pages freed: the others are in use", freed, n).
+					Hint("release sequences, or use more device pages")
+			}
+			// What is in flight may leave pages that can go. How it ends does not matter.
+			if err := v.latest.done.Wait(ctx); err != nil && ctx.Err() != nil {
+				return freed, ctx.Err()
+			}
 		}
-		for _, j := range jobs {
-			s.run(j)
-		}
-		for _, j := range jobs {
+		for _, j := range v.jobs {
 			// A failed copy still freed its pages, by dropping them: see finishDemotion.
 			if err := j.done.Wait(ctx); err != nil && ctx.Err() != nil {
 				return freed, ctx.Err()
@@ -39,50 +44,73 @@ func (s *Store) Evict(ctx context.Context, n int) (freed int, err error) {
 	return freed, nil
 }
 
+// victims are n pages that go from the device: freed of them are free already,
+// jobs free the others. Without any, latest is the last copy still in flight.
+type victims struct {
+	n, freed int
+	jobs     []*job
+	latest   *job
+}
+
+// evictSome chooses up to n victims and enqueues their copies.
+func (s *Store) evictSome(n int) (victims, error) {
+	s.enqueue.Lock()
+	defer s.enqueue.Unlock()
+	v, err := s.chooseVictims(n)
+	for _, j := range v.jobs {
+		s.run(j)
+	}
+	return v, err
+}
+
 // chooseVictims takes up to n victims off the device's list, oldest first, and
 // claims host pages for them. Those that get none are dropped: the oldest. A victim
 // that the host has already (inclusive) goes with the job all the same, with nothing
 // to copy: pages enter the host's list in the order in which they leave the device.
-func (s *Store) chooseVictims(n int) (jobs []*job, dropped int, err error) {
+func (s *Store) chooseVictims(n int) (v victims, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
-		return nil, 0, errClosed()
+		return v, errClosed()
 	}
-	victims := s.device.AppendOldest(nil, n)
+	oldest := s.device.AppendOldest(nil, n)
+	if v.n = len(oldest); v.n == 0 && s.latest != nil {
+		if done, _ := s.latest.done.Poll(); !done {
+			v.latest = s.latest
+		}
+	}
 	toHost := 0
-	for _, v := range victims {
-		s.host.Remove(v) // no host page is evicted to make room for its own device page
-		if s.entries[v].part.host == page.None {
+	for _, i := range oldest {
+		s.host.Remove(i) // no host page is evicted to make room for its own device page
+		if s.entries[i].part.host == page.None {
 			toHost++
 		}
 	}
 	claimed := s.claim(toHost)
-	for _, v := range victims {
-		r, e := Ref(v), &s.entries[v]
+	for _, i := range oldest {
+		r, e := Ref(i), &s.entries[i]
 		host := page.None
 		if e.part.host == page.None {
 			if toHost > len(claimed) {
 				toHost--
 				s.stats.DroppedCold++
-				s.drop(r, e, fault.Evicted)
-				dropped++
+				v.freed += s.drop(r, e, fault.Evicted)
 				continue
 			}
 			toHost--
 			host, claimed = claimed[0], claimed[1:]
 		}
-		if k := len(jobs); k == 0 || len(jobs[k-1].refs) == s.o.JobPages {
-			jobs = append(jobs, &job{demote: true, copied: device.NewTicket(), done: device.NewTicket()})
+		if k := len(v.jobs); k == 0 || len(v.jobs[k-1].refs) == s.o.JobPages {
+			v.jobs = append(v.jobs, &job{demote: true, copied: device.NewTicket(), done: device.NewTicket()})
 		}
-		j := jobs[len(jobs)-1]
+		j := v.jobs[len(v.jobs)-1]
 		j.refs, j.epochs, j.hosts = append(j.refs, r), append(j.epochs, e.epoch), append(j.hosts, host)
 		if host != page.None {
 			j.pairs = append(j.pairs, page.Pair{Dst: host, Src: e.part.device})
 		}
-		e.part.demoting = true
+		e.part.flight = j
 	}
-	return jobs, dropped, nil
+	return v, nil
 }
 
 // claim claims n host pages, evicting from the host as need be; fewer when the
@@ -111,7 +139,7 @@ func (s *Store) evictHost(n int) {
 		r, e := Ref(v), &s.entries[v]
 		s.stats.EvictedHost++
 		if e.part.device != page.None {
-			s.must(s.releaseHost(e))
+			s.releaseHost(e)
 			continue
 		}
 		s.drop(r, e, fault.Evicted)

@@ -8,7 +8,7 @@ import (
 	"github.com/kvferry/kvferry/page"
 )
 
-// maxGhosts bounds the history: 2^26 keys take 1.1 GiB.
+// maxGhosts bounds the history: 2^26 keys take 1 GiB.
 const maxGhosts = 1 << 26
 
 // ghosts remembers why keys left the store, in fixed memory: a ring of 64-bit

@@ -2,6 +2,7 @@ package store
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/kvferry/kvferry/fault"
@@ -74,7 +75,7 @@ func (s *Store) walk(keys []page.Key, limit int, refs []Ref, answers []Answer, p
 
 // tier says where an entry is. A page that is on its way is still on the host.
 func (e *entry) tier() Tier {
-	if e.part.device != page.None && e.part.coming == nil {
+	if e.part.device != page.None && !e.part.promoting() {
 		return Device
 	}
 	return Host
@@ -90,31 +91,44 @@ func (s *Store) pin(r Ref) {
 }
 
 // Unpin gives back the pins of refs (a path, root first). Their pages count as
-// just used, the deepest as the oldest of them. NoRef is passed over.
+// just used, the deepest as the oldest of them; while one of them has a copy in
+// flight, all of them stay pinned until it has settled. NoRef is passed over.
 func (s *Store) Unpin(refs []Ref) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for i := len(refs) - 1; i >= 0; i-- {
-		if refs[i] != NoRef {
-			s.unpin(refs[i])
-		}
-	}
+	s.unpin(refs)
 }
 
-func (s *Store) unpin(r Ref) {
-	e := &s.entries[r]
-	if e.pins == 0 {
-		s.must(fault.New(fault.Invalid, "store", "entry %d unpinned twice", r))
-		return
+func (s *Store) unpin(refs []Ref) {
+	for _, r := range refs {
+		if r == NoRef {
+			continue
+		}
+		if j := s.entries[r].part.flight; j != nil {
+			pinned := slices.DeleteFunc(slices.Clone(refs), func(r Ref) bool { return r == NoRef || s.entries[r].state == absent })
+			j.unpin = append(j.unpin, pinned)
+			return
+		}
 	}
-	if e.pins--; e.pins > 0 {
-		return
+	for i := len(refs) - 1; i >= 0; i-- {
+		r := refs[i]
+		if r == NoRef || s.entries[r].state == absent { // absent: abandoned
+			continue
+		}
+		e := &s.entries[r]
+		if e.pins == 0 {
+			s.must(fault.New(fault.Invalid, "store", "entry %d unpinned twice", r))
+			continue
+		}
+		if e.pins--; e.pins > 0 {
+			continue
+		}
+		if e.state == dropped {
+			s.forget(r, e)
+			continue
+		}
+		s.list(r, e)
 	}
-	if e.state == dropped {
-		s.forget(r, e)
-		return
-	}
-	s.list(r, e)
 }
 
 // moves is the recent history of an entry, for people: a small ring.
@@ -149,6 +163,10 @@ func (s *Store) note(r Ref, v verb, id page.ID) {
 func (s *Store) History(r Ref) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.history(r)
+}
+
+func (s *Store) history(r Ref) string {
 	m := &s.moves[r]
 	size := uint32(len(m.log))
 	first := uint32(0)

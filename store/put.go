@@ -12,7 +12,8 @@ import (
 //
 //   - a key that is not there is reserved for the caller: invisible until Commit;
 //   - a key that is there already is pinned: the caller's page stays the caller's;
-//   - a key that somebody else has reserved gives NoRef.
+//   - a key that somebody else has reserved gives NoRef, and no pin: a page put
+//     behind it may outlive it on the device, found by nobody.
 //
 // Every ref but NoRef goes to Commit, or to Abandon. Kinds: fault.Full (more keys
 // reserved than pages exist; nothing was reserved), fault.Closed.
@@ -46,7 +47,8 @@ func (s *Store) Reserve(refs []Ref, keys []page.Key) ([]Ref, error) {
 // complete, becomes the page of refs[i], sealed and owned by the store too. Refs
 // that were pinned by Reserve, and NoRef, are passed over: their pages stay the
 // caller's alone. The caller holds a pin on every ref until Unpin. All or
-// nothing; fault.Invalid when a page cannot be shared.
+// nothing, but for seals; fault.Invalid when a page cannot be shared, or is kept
+// under another key.
 func (s *Store) Commit(refs []Ref, pages []page.ID) error {
 	if len(refs) != len(pages) {
 		return fault.New(fault.Invalid, "store", "commit of %d refs with %d pages", len(refs), len(pages))
@@ -60,10 +62,10 @@ func (s *Store) Commit(refs []Ref, pages []page.ID) error {
 		if r == NoRef || s.entries[r].state != reserved {
 			continue
 		}
-		if err := s.share(pages[i : i+1]); err != nil {
-			for j, q := range refs[:i] { // undo: what was committed here is the store's alone to give back
+		if err := s.keep(r, pages[i]); err != nil {
+			for _, q := range refs[:i] {
 				if q != NoRef && s.entries[q].state == reserved {
-					_, _ = s.arena.Release(pages[j : j+1])
+					s.releaseDevice(&s.entries[q])
 				}
 			}
 			return fmt.Errorf("store: commit: %w", err)
@@ -78,20 +80,12 @@ func (s *Store) Commit(refs []Ref, pages []page.ID) error {
 			s.stats.Refused++
 			continue
 		}
-		e.state, e.part.device, e.pins = kept, pages[i], 1
+		e.state, e.pins = kept, 1
 		s.ghosts.forget(&s.index.keys[r])
 		s.note(r, stored, pages[i])
 		s.stats.Committed++
 	}
 	return nil
-}
-
-// share seals pages and makes the store one of their owners.
-func (s *Store) share(pages []page.ID) error {
-	if err := s.arena.Seal(pages); err != nil {
-		return err
-	}
-	return s.arena.Retain(pages)
 }
 
 // Abandon gives back refs of Reserve: reserved keys are free again, pins are
@@ -103,15 +97,11 @@ func (s *Store) Abandon(refs []Ref) {
 }
 
 func (s *Store) abandon(refs []Ref) {
-	for i := len(refs) - 1; i >= 0; i-- {
-		r := refs[i]
-		switch {
-		case r == NoRef:
-		case s.entries[r].state == reserved:
+	for _, r := range refs {
+		if r != NoRef && s.entries[r].state == reserved {
 			s.index.remove(s.index.keys[r])
 			s.forget(r, &s.entries[r])
-		default:
-			s.unpin(r)
 		}
 	}
+	s.unpin(refs)
 }

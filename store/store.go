@@ -26,12 +26,25 @@
 //	           sealed from the start (nobody but the copy writes it), and has the store as
 //	           an owner; whoever adopts it meanwhile waits for the same ticket.
 //
+// A page has one key: the device page of an entry is no other entry's.
+//
 // # Recency
 //
 // Each tier has one list of the entries that may go from it: kept, idle, pinned
 // by nobody. Unpin enters a path deepest page first, so the oldest page of a list
-// never has a resident child (package evict). A page demoted is the oldest of the
-// device and becomes the newest of the host: over both tiers there is one recency.
+// never has a resident child (package evict). That needs the whole path at once:
+// when a page of it has a copy in flight, the pins of the path are the copy's until
+// it has settled. A page demoted is the oldest of the device and becomes the newest
+// of the host: over both tiers there is one recency.
+//
+// Pins, not owners, keep a page from being chosen. A device page that somebody
+// owns without a pin can be demoted or dropped like any other; its bytes stay with
+// that owner, and it does not count as freed.
+//
+// Two ways lead to a resident page whose parent is gone, and it is then found by
+// nobody and ages out: a page of the middle failed its check, or the host had no
+// room for a page while its child, chosen by an Evict that did not wait, was still
+// on its way there.
 //
 // # Checks
 //
@@ -39,15 +52,17 @@
 // compared when it arrives there again and before it leaves. A mismatch drops the
 // entry: the page is a miss with a reason, never a wrong byte.
 //
-// Lock order: enqueue, mu, then the locks of hostpool and page. No lock is held
-// while bytes move or are summed.
+// Lock order: enqueue, mu, then the locks of hostpool and page. mu is never held
+// while bytes move or are summed. enqueue is held from the choice of the pages of a
+// copy until the copy is on its stream: so copies run in the order in which they
+// were chosen, and whoever adopts a page on its way finds that copy enqueued.
 package store
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 
 	"github.com/kvferry/kvferry/device"
@@ -82,7 +97,7 @@ type Options struct {
 	// value is exclusive: a page is on the device or on the host.
 	Inclusive bool
 	// History is how many evicted keys are remembered, to answer "evicted"
-	// rather than "never stored". 0 means 262,144 (4.5 MiB).
+	// rather than "never stored". 0 means 262,144 (4 MiB).
 	History int
 	// JobPages is how many pages one copy job moves. 0 means 16.
 	JobPages int
@@ -118,12 +133,14 @@ type entry struct { // its key is index.keys[ref]
 
 // part says where the page of an entry is. An entry of one rank has one part.
 type part struct {
-	device, host page.ID        // page.None when not in that tier
-	coming       *device.Ticket // promoting: done when the device page is complete
-	sum          hostpool.Sum   // valid if summed
+	device, host page.ID      // page.None when not in that tier
+	flight       *job         // the copy in flight, nil when idle
+	sum          hostpool.Sum // valid if summed
 	summed       bool
-	demoting     bool
 }
+
+// promoting reports whether the device page is not complete yet.
+func (p *part) promoting() bool { return p.flight != nil && !p.flight.demote }
 
 type entryState uint8
 
@@ -143,13 +160,16 @@ type Store struct {
 	bytes   int64          // of one page
 	log     *slog.Logger
 	fence   device.Event // orders Copies behind Compute and back; guarded by enqueue
-	enqueue sync.Mutex   // one job at a time is put on the stream, with its fences
-	jobs    chan *job    // enqueued copies, in stream order, for the settler
-	settled chan struct{}
+	enqueue sync.Mutex
+	jobs    chan *job      // enqueued copies, in stream order, for the settler
+	readers sync.WaitGroup // calls that sum host pages; none begins once closed
+	settled chan struct{}  // closed when there are no more jobs and readers
 
 	mu       sync.Mutex
 	entries  []entry   // slab; guarded by mu
 	unused   []Ref     // entries that are absent; guarded by mu
+	at       []Ref     // by device page: the entry whose page it is; guarded by mu
+	latest   *job      // the last one enqueued, nil at first; guarded by mu
 	index    *index    // keys of reserved and kept entries; guarded by mu
 	device   evict.LRU // guarded by mu
 	host     evict.LRU // guarded by mu
@@ -217,6 +237,7 @@ func Open(o Options) (*Store, error) {
 		jobs: make(chan *job, o.Cache.Geometry().Pages()), settled: make(chan struct{}),
 		entries: make([]entry, 0, most), moves: make([]moves, 0, most),
 		index: newIndex(most), ghosts: newGhosts(o.History),
+		at: slices.Repeat([]Ref{NoRef}, o.Cache.Geometry().Pages()),
 	}
 	s.device.Grow(most)
 	s.host.Grow(most)
@@ -235,7 +256,7 @@ func Open(o Options) (*Store, error) {
 // stream. When ctx ends first nothing was given back, and Close can be called
 // again; afterwards it is fault.Closed.
 func (s *Store) Close(ctx context.Context) error {
-	s.enqueue.Lock() // nobody enqueues any more: see run
+	s.enqueue.Lock() // what was chosen is enqueued
 	s.mu.Lock()
 	if !s.closed {
 		s.closed = true
@@ -254,14 +275,13 @@ func (s *Store) Close(ctx context.Context) error {
 		return errClosed()
 	}
 	s.released = true
-	var errs []error
 	for i := range s.entries {
-		e := &s.entries[i]
-		if e.state == kept {
-			errs = append(errs, s.releaseDevice(e), s.releaseHost(e))
+		if e := &s.entries[i]; e.state == kept {
+			s.releaseDevice(e)
+			s.releaseHost(e)
 		}
 	}
-	return errors.Join(errs...)
+	return nil
 }
 
 // Stats returns the counters.
@@ -308,7 +328,7 @@ func (s *Store) take(key page.Key) (Ref, *entry) {
 
 // list enters an idle, unpinned entry into the lists of its tiers, as newest.
 func (s *Store) list(r Ref, e *entry) {
-	if e.state != kept || e.pins > 0 || e.part.demoting || e.part.coming != nil {
+	if e.state != kept || e.pins > 0 || e.part.flight != nil {
 		return
 	}
 	if e.part.device != page.None {
@@ -326,20 +346,20 @@ func (s *Store) unlist(r Ref) {
 }
 
 // drop takes a kept entry with no copy in flight out of the index, for why, and
-// gives its pages back. The entry itself is absent once nobody pins it.
-func (s *Store) drop(r Ref, e *entry, why fault.Reason) {
+// gives its pages back. The entry itself is absent once nobody pins it. It returns
+// how many device pages that left without an owner: 0 or 1.
+func (s *Store) drop(r Ref, e *entry, why fault.Reason) (freed int) {
 	s.unlist(r)
 	key := s.index.keys[r]
 	s.index.remove(key)
 	s.ghosts.remember(key, why)
-	if err := errors.Join(s.releaseDevice(e), s.releaseHost(e)); err != nil {
-		// Books that disagree are a bug in this package; the page is lost, not shared.
-		s.log.LogAttrs(context.Background(), slog.LevelError, "store: page not released", slog.Any("error", err))
-	}
+	freed = s.releaseDevice(e)
+	s.releaseHost(e)
 	e.state = dropped
 	if e.pins == 0 {
 		s.forget(r, e)
 	}
+	return freed
 }
 
 // forget makes an entry absent.
@@ -348,23 +368,42 @@ func (s *Store) forget(r Ref, e *entry) {
 	s.unused = append(s.unused, r)
 }
 
-func (s *Store) releaseDevice(e *entry) error {
-	if e.part.device == page.None {
-		return nil
+// keep makes id the device page of r: sealed, and owned by the store too.
+func (s *Store) keep(r Ref, id page.ID) error {
+	if uint(id) < uint(len(s.at)) && s.at[id] != NoRef {
+		return fault.New(fault.Invalid, fmt.Sprintf("page %d", id), "is kept under another key, %v", s.index.keys[s.at[id]])
 	}
-	id := [1]page.ID{e.part.device}
-	e.part.device = page.None
-	_, err := s.arena.Release(id[:])
-	return err
+	ids := [1]page.ID{id}
+	if err := s.arena.Seal(ids[:]); err != nil {
+		return err
+	}
+	if err := s.arena.Retain(ids[:]); err != nil {
+		return err
+	}
+	s.at[id], s.entries[r].part.device = r, id
+	return nil
 }
 
-func (s *Store) releaseHost(e *entry) error {
+// releaseDevice undoes keep. It returns how many pages that left without an
+// owner: 0 or 1.
+func (s *Store) releaseDevice(e *entry) (freed int) {
+	if e.part.device == page.None {
+		return 0
+	}
+	id := [1]page.ID{e.part.device}
+	s.at[id[0]], e.part.device = NoRef, page.None
+	freed, err := s.arena.Release(id[:])
+	s.must(err)
+	return freed
+}
+
+func (s *Store) releaseHost(e *entry) {
 	if e.part.host == page.None {
-		return nil
+		return
 	}
 	id := e.part.host
 	e.part.host = page.None
-	return s.pool.Release(id)
+	s.must(s.pool.Release(id))
 }
 
 func errClosed() error { return fault.New(fault.Closed, "store", "is closed") }

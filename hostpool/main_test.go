@@ -1,0 +1,213 @@
+package hostpool
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/kvferry/kvferry/device"
+	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/kv"
+	"github.com/kvferry/kvferry/page"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// shape is the cache of most tests: two layers, so that a page is several rows.
+var shape = kv.Config{Layout: kv.NHD, DType: kv.BF16, Layers: 2, Pages: 6, PageSize: 4, KVHeads: 2, HeadDim: 8}
+
+func noError(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// refused fails the test unless err is of the given kind and says all of words.
+func refused(t testing.TB, err error, kind fault.Kind, words ...string) {
+	t.Helper()
+	if !errors.Is(err, kind) {
+		t.Fatalf("got error %v, want kind %v", err, kind)
+	}
+	for _, w := range words {
+		if !strings.Contains(err.Error(), w) {
+			t.Fatalf("error %q does not say %q", err, w)
+		}
+	}
+}
+
+// wait waits for a ticket and returns how the work ended.
+func wait(t *device.Ticket) error { return t.Wait(context.Background()) }
+
+// rig is a device cache on a host device, with a stream. When the test ends it
+// closes all of it, which fails if anything still uses the memory.
+type rig struct {
+	testing.TB
+	host   *device.Host
+	cache  *kv.Cache
+	copies device.Stream
+}
+
+func newRig(t testing.TB, g *kv.Geometry, err error) *rig {
+	t.Helper()
+	noError(t, err)
+	r := &rig{TB: t}
+	r.host, err = device.OpenHost(device.HostOptions{})
+	noError(t, err)
+	t.Cleanup(func() { noError(t, r.host.Close()) })
+	r.cache, err = kv.NewCache(g, r.host)
+	noError(t, err)
+	t.Cleanup(func() { noError(t, r.cache.Close()) })
+	r.copies = r.stream("copies")
+	return r
+}
+
+func newShapeRig(t testing.TB) *rig {
+	t.Helper()
+	g, err := shape.LayerMajor()
+	return newRig(t, g, err)
+}
+
+func (r *rig) stream(name string) device.Stream {
+	r.Helper()
+	s, err := r.host.NewStream(name)
+	noError(r, err)
+	r.Cleanup(func() { _ = s.Close() }) // a failed stream says so again
+	return s
+}
+
+// pool opens a pool of this many pages, grown, which the end of the test closes.
+func (r *rig) pool(pages int) *Pool {
+	r.Helper()
+	p, err := Open(Options{Cache: r.cache, Pages: pages, Host: r.host})
+	noError(r, err)
+	r.closeAtEnd(p)
+	noError(r, wait(p.Grown()))
+	return p
+}
+
+func (r *rig) closeAtEnd(p *Pool) {
+	r.Cleanup(func() {
+		_ = r.copies.Close() // nothing of a failed stream's queue may use the pool any more
+		noError(r, p.Check())
+		noError(r, p.Close())
+	})
+}
+
+func (r *rig) claim(p *Pool, n int) []page.ID {
+	r.Helper()
+	ids, err := p.Claim(nil, n)
+	noError(r, err)
+	return ids
+}
+
+// offload enqueues one page's copy to the host.
+func (r *rig) offload(p *Pool, host, dev page.ID) *device.Ticket {
+	r.Helper()
+	t := device.NewTicket()
+	_, err := p.Offload(r.copies, []page.Pair{{Dst: host, Src: dev}}, t)
+	noError(r, err)
+	return t
+}
+
+func (r *rig) reload(p *Pool, dev, host page.ID) *device.Ticket {
+	r.Helper()
+	t := device.NewTicket()
+	_, err := p.Reload(r.copies, []page.Pair{{Dst: dev, Src: host}}, t)
+	noError(r, err)
+	return t
+}
+
+// keep brings device page dev, with the contents of key, to a host page of its own.
+func (r *rig) keep(p *Pool, dev page.ID, key uint64) page.ID {
+	r.Helper()
+	r.write(dev, key)
+	id := r.claim(p, 1)[0]
+	noError(r, wait(r.offload(p, id, dev)))
+	noError(r, p.Commit(id))
+	return id
+}
+
+// contents is what a page of key holds: a function of key and place, plane by
+// plane in packed order.
+func contents(g *kv.Geometry, key uint64) []byte {
+	b := make([]byte, 0, g.PageBytes())
+	for _, l := range g.Spec().Layers {
+		for _, p := range l.Planes {
+			rng := rand.New(rand.NewPCG(key, uint64(l.ID)<<8|uint64(p.Kind)))
+			for range p.Bytes {
+				b = append(b, byte(rng.Uint32()))
+			}
+		}
+	}
+	return b
+}
+
+// planes calls f with the bytes of every plane of a device page, in packed order.
+func (r *rig) planes(dev page.ID, f func(b []byte)) {
+	r.Helper()
+	for layer := range r.cache.Layers() {
+		chunks, err := r.cache.Chunks(nil, layer, dev, 0, r.cache.PageSize())
+		noError(r, err)
+		for _, c := range chunks {
+			mem, err := r.cache.Region(c.Region)
+			noError(r, err)
+			f(mem.Bytes()[c.Off:][:c.Bytes])
+		}
+	}
+}
+
+func (r *rig) write(dev page.ID, key uint64) {
+	r.Helper()
+	from := contents(r.cache.Geometry(), key)
+	r.planes(dev, func(b []byte) { from = from[copy(b, from):] })
+}
+
+func (r *rig) read(dev page.ID) (b []byte) {
+	r.Helper()
+	r.planes(dev, func(plane []byte) { b = append(b, plane...) })
+	return b
+}
+
+// poison overwrites the whole device cache.
+func (r *rig) poison() {
+	r.Helper()
+	for i := range r.cache.Geometry().Regions() {
+		mem, err := r.cache.Region(i)
+		noError(r, err)
+		b := mem.Bytes()
+		for i := range b {
+			b[i] = 0xAB
+		}
+	}
+}
+
+func (r *rig) holds(b []byte, key uint64) bool {
+	return bytes.Equal(b, contents(r.cache.Geometry(), key))
+}
+
+func (r *rig) wantDevice(dev page.ID, key uint64) {
+	r.Helper()
+	if !r.holds(r.read(dev), key) {
+		r.Errorf("device page %d does not hold the bytes of key %d", dev, key)
+	}
+}
+
+func hostBytes(t testing.TB, p *Pool, id page.ID) []byte {
+	t.Helper()
+	b, err := p.Cache().Page(id)
+	noError(t, err)
+	return b
+}
+
+func (r *rig) wantHost(p *Pool, id page.ID, key uint64) {
+	r.Helper()
+	if !r.holds(hostBytes(r, p, id), key) {
+		r.Errorf("host page %d does not hold the bytes of key %d", id, key)
+	}
+}

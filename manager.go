@@ -54,7 +54,7 @@ func (id ID) String() string {
 type Manager struct {
 	o        Options
 	pageSize int
-	host     *device.Host  // of the host pool; the device itself if that is the host
+	host     *device.Host // of the host pool; the device itself if that is the host
 	ownsHost bool
 	copies   device.Stream // nil without a host pool
 	arena    *page.Arena
@@ -64,18 +64,15 @@ type Manager struct {
 	mu        sync.Mutex
 	sequences map[ID]*Sequence // guarded by mu
 	closed    bool             // guarded by mu
-	calls     int              // guarded by mu: calls under way that let go of mu
-	returned  sync.Cond        // calls has become 0, or who waits for that should look again
 }
 
 // Open makes a manager over o.Cache. Kinds: fault.Invalid, fault.Memory,
-// fault.Device.
+// fault.Device, fault.Closed (o.Device was closed).
 func Open(o Options) (*Manager, error) {
 	if err := o.validate(); err != nil {
 		return nil, err
 	}
 	m := &Manager{o: o, pageSize: o.Cache.Geometry().PageSize(), sequences: map[ID]*Sequence{}}
-	m.returned.L = &m.mu
 	if err := m.open(); err != nil {
 		return nil, errors.Join(err, m.release(context.Background()))
 	}
@@ -220,36 +217,16 @@ func (m *Manager) Check() error {
 	return errors.Join(err, m.store.Check())
 }
 
-// Close refuses new calls, waits for those under way and for the copies in flight,
-// forgets every sequence and entry, and frees what Open made. The cache, and a
-// device or stream given in Options, stay open. When ctx ends first nothing is
-// freed, and Close can be called again; afterwards it is fault.Closed. The error of
-// a copy stream that failed before (fault.Device) is returned, and all is freed.
+// Close refuses new calls, settles the copies in flight, forgets every sequence and
+// entry, and frees what Open made. The cache, and a device or stream given in
+// Options, stay open. When ctx ends first nothing is freed, and Close can be called
+// again; afterwards it is fault.Closed. The error of a copy stream that failed
+// before (fault.Device) is returned, and all is freed nevertheless.
 func (m *Manager) Close(ctx context.Context) error {
-	if err := m.awaitCalls(ctx); err != nil {
-		return err
-	}
-	return m.release(ctx)
-}
-
-// awaitCalls closes the door and waits for who is inside: a call without mu may be
-// reading the memory that is about to be freed.
-func (m *Manager) awaitCalls(ctx context.Context) error {
-	defer context.AfterFunc(ctx, func() {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		m.returned.Broadcast()
-	})()
 	m.mu.Lock()
-	defer m.mu.Unlock()
 	m.closed = true
-	for m.calls > 0 {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		m.returned.Wait()
-	}
-	return nil
+	m.mu.Unlock()
+	return m.release(ctx)
 }
 
 func (m *Manager) release(ctx context.Context) error {

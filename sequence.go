@@ -48,9 +48,9 @@ type Sequence struct {
 	lease    store.Match // what Match pinned
 	keys     []page.Key  // of whole pages
 	pages    []page.ID
-	stored   int         // tokens committed
-	admitted int         // tokens that the pages are admitted for
-	refs     []store.Ref // pinned entries of the leading whole pages; NoRef: not shared
+	stored   int              // tokens committed
+	admitted int              // tokens that the pages are admitted for
+	refs     []store.Ref      // pinned entries of the leading whole pages; NoRef: not shared
 	loads    []*device.Ticket // of the prefix; nil once all has arrived
 	failed   error            // latched: a page of the prefix did not arrive
 	loaded   store.Loaded
@@ -153,7 +153,7 @@ func (s *Sequence) Extend(keys ...page.Key) error {
 		return err
 	}
 	defer s.m.mu.Unlock()
-	s.keys = append(s.keys[:len(s.keys):len(s.keys)], keys...)
+	s.keys = append(s.keys, keys...)
 	return nil
 }
 
@@ -217,7 +217,6 @@ func (s *Sequence) Admit(ctx context.Context, span int) (Admission, error) {
 		return Admission{Tokens: s.admitted, Stored: base, tickets: s.loads}, nil
 	}
 	s.busy = true
-	m.calls++
 	m.mu.Unlock()
 
 	err := s.reserve(ctx, pages)
@@ -225,9 +224,6 @@ func (s *Sequence) Admit(ctx context.Context, span int) (Admission, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	s.busy = false
-	if m.calls--; m.calls == 0 {
-		m.returned.Broadcast()
-	}
 	if err != nil {
 		return Admission{}, fmt.Errorf("%v: %w", s.id, err)
 	}

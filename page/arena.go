@@ -38,7 +38,7 @@ type Arena struct {
 // An arena of up to auditAll pages is audited in every call, a larger one in
 // every auditEvery-th: an audit looks at every page.
 const (
-	auditAll   = 4096
+	auditAll   = 256
 	auditEvery = 1024
 )
 

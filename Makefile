@@ -1,0 +1,59 @@
+# `make help` lists the targets. Go alone builds and runs kvferry; make and a C
+# compiler are needed for the tests only (the race detector links C).
+
+GO      ?= go
+FUZZTIME ?= 10s
+TOOL     = $(GO) tool -modfile=tools/go.mod
+PURE     = CGO_ENABLED=0 $(GO)
+
+.DEFAULT_GOAL := help
+.PHONY: help build test lint race plain cross fuzz replay trace readme clean compiler
+# One thing after the other: each of them uses all cores.
+.NOTPARALLEL:
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+
+build: ## make bin/kvferry: one static binary
+	$(PURE) build -trimpath -o bin/kvferry ./cmd/kvferry
+
+test: compiler lint race plain cross fuzz replay ## everything that must pass before a commit
+	@echo "make test: all passed"
+
+lint: ## vet, gofumpt, staticcheck, and go.mod as go mod tidy would write it
+	$(GO) vet ./...
+	$(GO) vet -tags invariants ./...
+	@out=$$($(TOOL) gofumpt -l .) || exit; test -z "$$out" || \
+		{ echo "make lint: not as gofumpt writes it:"; echo "$$out"; echo "run: $(TOOL) gofumpt -w ."; exit 1; }
+	$(TOOL) staticcheck ./...
+	$(GO) mod tidy -diff
+
+race: compiler ## tests with the race detector and with invariants checked
+	CGO_ENABLED=1 $(GO) test -race -tags invariants ./...
+
+plain: ## tests as users build the code: no C, no checks
+	$(PURE) test ./...
+
+cross: ## build for arm64, and type-check the tests there
+	GOARCH=arm64 $(PURE) build -o /dev/null ./cmd/kvferry
+	GOARCH=arm64 $(PURE) vet ./...
+
+fuzz: ## fuzz every target for FUZZTIME (default 10s)
+	GO="$(GO)" tools/fuzz $(FUZZTIME)
+
+replay: build ## replay 2,000 requests of the built-in load, every byte checked
+	bin/kvferry replay --requests 2000
+
+trace: build ## replay the whole real trace, every byte checked
+	tools/trace bin/kvferry replay --trace
+
+readme: ## run the README's first command and put its output into the README
+	GO="$(GO)" tools/readme
+
+clean: ## remove what was built
+	rm -rf bin
+
+compiler:
+	@cc=$$($(GO) env CC) && command -v $$cc >/dev/null || \
+		{ echo "make: no C compiler ($$cc): the race detector needs one (Debian: apt-get install gcc libc6-dev)"; \
+		  echo "make: without one, 'make plain' runs the tests without the race detector"; exit 1; }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"runtime"
 	"strings"
 	"sync"
 	"time"
@@ -22,14 +23,34 @@ type HostOptions struct {
 	// PieceBytes is the most that one memfd holds: at least one OS page, at most
 	// and by default 64 GiB.
 	PieceBytes int64
+
+	// Workers is how many goroutines share a Copy of 4 MiB or more: 1 to 64, by
+	// default 2, or 1 where GOMAXPROCS is 1. A second worker gains as much as
+	// memory has bandwidth left, and nothing where no processor is idle.
+	Workers int
+
+	tune *tune // by tests
 }
 
+// tune replaces what a host device measures and looks up about copies.
+type tune struct {
+	limits  limits
+	choices choices
+}
+
+// maxWorkers is the most workers that share a Copy.
+const maxWorkers = 64
+
 // Host is the host as a device: memory in memfds, and streams that are served by
-// a goroutine each. Copies can read and write wrapped memory as well.
+// a goroutine each, with helpers for large copies. Copies can read and write
+// wrapped memory as well.
 type Host struct {
 	pieceBytes int64
 	page       int64 // bytes of an OS page
 	huge       bool  // shared memory can have huge pages
+	workers    int   // that share a large copy
+	limits     limits
+	kernels    func() (choices, Kernels) // measures at the first call
 
 	mu       sync.Mutex
 	closed   bool                 // guarded by mu
@@ -49,10 +70,25 @@ func OpenHost(o HostOptions) (*Host, error) {
 		return nil, fault.New(fault.Invalid, "host device", "pieces of %d bytes: want %d to %d, or 0 for the most",
 			o.PieceBytes, page, int64(maxPieceBytes))
 	}
+	switch {
+	case o.Workers == 0:
+		o.Workers = min(2, runtime.GOMAXPROCS(0))
+	case o.Workers < 1 || o.Workers > maxWorkers:
+		return nil, fault.New(fault.Invalid, "host device", "%d workers: want 1 to %d, or 0 for the default", o.Workers, maxWorkers)
+	}
+	t := tune{limits: defaultLimits(lastLevelCache(os.DirFS("/")))}
+	kernels := func() (choices, Kernels) { return calibrate(&t.limits) }
+	if o.tune != nil {
+		t = *o.tune
+		kernels = func() (choices, Kernels) { return t.choices, Kernels{} }
+	}
 	return &Host{
 		pieceBytes: o.PieceBytes,
 		page:       page,
 		huge:       page == 4096 && shmemHuge(os.DirFS("/")),
+		workers:    o.Workers,
+		limits:     t.limits,
+		kernels:    sync.OnceValues(kernels),
 		memories:   map[*Memory]struct{}{},
 	}, nil
 }
@@ -260,7 +296,7 @@ func (h *Host) mapPiece(p *Piece, base unsafe.Pointer, name string) error {
 	return nil
 }
 
-// NewStream returns an idle stream. Close stops its goroutine. Kind:
+// NewStream returns an idle stream. Close stops its goroutines. Kind:
 // fault.Closed.
 func (h *Host) NewStream(name string) (Stream, error) {
 	h.mu.Lock()
@@ -311,6 +347,13 @@ func (h *Host) Hold(s Stream) (release func()) { return s.(*hostStream).hold() }
 func (h *Host) Copied(s Stream) (bytes int64, busy time.Duration) {
 	hs := s.(*hostStream)
 	return hs.copied.Load(), time.Duration(hs.busy.Load())
+}
+
+// Kernels says how this device copies large jobs. The kernels are measured at
+// the first large copy or call, whichever is sooner, which takes up to 20 ms.
+func (h *Host) Kernels() Kernels {
+	_, k := h.kernels()
+	return k
 }
 
 // Fail is for tests: the first copy enqueued on s, a stream of a host device,

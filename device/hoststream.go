@@ -37,6 +37,7 @@ type hostStream struct {
 	progress sync.Cond // ran has grown, running or holds have changed
 	cmds     []command // guarded by mu
 	ops      []Op      // guarded by mu; those of the copies in cmds, in order
+	backlog  int64     // guarded by mu; their bytes
 	enqueued uint64    // guarded by mu
 	closed   bool      // guarded by mu
 	holds    int       // guarded by mu
@@ -48,12 +49,14 @@ type hostStream struct {
 	copied, busy atomic.Int64 // bytes copied, and nanoseconds spent at it; see Host.Copied
 
 	armed error // the goroutine's own: what the next copy fails with
+	crew  *crew // the goroutine and its helpers
 }
 
 // command is one entry of the queue.
 type command struct {
 	kind   commandKind
 	ops    int         // of a copy: how many entries of hostStream.ops
+	bytes  int64       // of a copy
 	on     *hostStream // of a wait
 	point  uint64      // of a wait
 	ticket *Ticket     // of a signal
@@ -77,7 +80,7 @@ type hostEvent struct {
 }
 
 func newHostStream(h *Host, name string) *hostStream {
-	s := &hostStream{host: h, name: name, exited: make(chan struct{})}
+	s := &hostStream{host: h, name: name, exited: make(chan struct{}), crew: newCrew(&h.limits, h.workers)}
 	s.work.L = &s.mu
 	s.progress.L = &s.mu
 	go s.serve()
@@ -87,10 +90,12 @@ func newHostStream(h *Host, name string) *hostStream {
 func (s *hostStream) Name() string { return s.name }
 
 func (s *hostStream) Copy(ops []Op) error {
+	var bytes int64
 	for i := range ops {
 		if err := checkOp(i, &ops[i]); err != nil {
 			return err
 		}
+		bytes += ops[i].Bytes
 	}
 	if err := use(ops); err != nil {
 		return err
@@ -103,7 +108,8 @@ func (s *hostStream) Copy(ops []Op) error {
 	}
 	if len(ops) > 0 {
 		s.ops = append(s.ops, ops...)
-		s.enqueue(command{kind: doCopy, ops: len(ops)})
+		s.backlog += bytes
+		s.enqueue(command{kind: doCopy, ops: len(ops), bytes: bytes})
 	}
 	return nil
 }
@@ -301,6 +307,7 @@ func (s *hostStream) fail(err error) {
 // serve runs the queue until the stream is closed and the queue is empty.
 func (s *hostStream) serve() {
 	defer func() {
+		s.crew.close()
 		s.host.mu.Lock()
 		s.host.streams--
 		s.host.mu.Unlock()
@@ -315,13 +322,15 @@ func (s *hostStream) serve() {
 		}
 		cmds, s.cmds = s.cmds, cmds
 		ops, s.ops = s.ops, ops
+		backlog := s.backlog
+		s.backlog = 0
 		s.mu.Unlock()
 		if len(cmds) == 0 {
 			return
 		}
 		rest := ops
 		for i := range cmds {
-			s.run(&cmds[i], rest[:cmds[i].ops])
+			s.run(&cmds[i], rest[:cmds[i].ops], backlog)
 			rest = rest[cmds[i].ops:]
 		}
 		if cap(ops) > keepOps || cap(cmds) > keepOps {
@@ -336,7 +345,7 @@ func (s *hostStream) serve() {
 // run runs one command, in three steps: what may happen while the stream is
 // held, the gate, and the command itself. A failed stream still waits where it
 // was told to: whoever waits for it in turn counts on that.
-func (s *hostStream) run(c *command, ops []Op) {
+func (s *hostStream) run(c *command, ops []Op, backlog int64) {
 	switch {
 	case c.kind == doWait:
 		_ = c.on.await(context.Background(), c.point) // never ends early
@@ -360,7 +369,7 @@ func (s *hostStream) run(c *command, ops []Op) {
 			failure = fault.Wrap(fault.Device, "stream "+s.name, s.armed)
 		}
 		if failure == nil {
-			s.copyAll(ops)
+			s.copyAll(ops, c.bytes, backlog)
 		}
 		unuse(ops)
 	case doSignal:
@@ -377,23 +386,15 @@ func (s *hostStream) run(c *command, ops []Op) {
 	s.mu.Unlock()
 }
 
-func (s *hostStream) copyAll(ops []Op) {
+func (s *hostStream) copyAll(ops []Op, bytes, backlog int64) {
+	var c choices
+	if bytes >= s.host.limits.smallJob {
+		c, _ = s.host.kernels()
+	}
 	began := time.Now()
-	var n int64
-	for i := range ops {
-		copyBytes(ops[i].Dst.bytes[ops[i].DstOff:][:ops[i].Bytes], ops[i].Src.bytes[ops[i].SrcOff:])
-		n += ops[i].Bytes
-	}
-	s.copied.Add(n)
+	s.crew.copy(ops, bytes, s.host.limits.kernel(c, bytes, backlog))
+	s.copied.Add(bytes)
 	s.busy.Add(time.Since(began).Nanoseconds())
-}
-
-func copyBytes(dst, src []byte) {
-	for len(dst) > copySlice {
-		copy(dst[:copySlice], src)
-		dst, src = dst[copySlice:], src[copySlice:]
-	}
-	copy(dst, src)
 }
 
 func poison(b []byte) {

@@ -60,7 +60,9 @@ var memoryCases = []testCase{
 var copyCases = []testCase{
 	{"Copy_MovesExactlyTheBytesAsked", func(r *rig) {
 		const size = 3<<20 + 100
-		src, s := r.page(size, 's'), r.stream("s")
+		from, before := contents('s', 0, size), contents('d', 0, size)
+		src, s := r.alloc(size), r.stream("s")
+		r.write(src, 0, from)
 		for _, c := range []struct{ dstOff, srcOff, n int64 }{
 			{0, 0, size},
 			{0, 0, 1},
@@ -73,15 +75,16 @@ var copyCases = []testCase{
 			{0, 0, 0},
 			{size, size, 0},
 		} {
-			dst := r.page(size, 'd')
+			dst := r.alloc(size)
+			r.write(dst, 0, before)
 			r.copy(s, device.Op{Dst: dst, Src: src, DstOff: c.dstOff, SrcOff: c.srcOff, Bytes: c.n})
 			r.sync(s)
-			want := contents('d', 0, size)
-			copy(want[c.dstOff:], contents('s', c.srcOff, c.n))
+			want := bytes.Clone(before)
+			copy(want[c.dstOff:], from[c.srcOff:][:c.n])
 			r.want(fmt.Sprintf("copy of %+v", c), dst, 0, want)
 			r.must(dst.Free())
 		}
-		r.want("source", src, 0, contents('s', 0, size))
+		r.want("source", src, 0, from)
 	}},
 	{"Copy_RunsEveryOpOfACall", func(r *rig) {
 		const chunk, n = 96, 1000

@@ -8,6 +8,7 @@
 package devicetest
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"runtime"
@@ -255,6 +256,9 @@ func (r *rig) want(what string, m *device.Memory, off int64, want []byte) {
 }
 
 func firstDiff(got, want []byte) int {
+	if bytes.Equal(got, want) {
+		return -1
+	}
 	for i := range want {
 		if got[i] != want[i] {
 			return i

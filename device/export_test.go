@@ -1,0 +1,27 @@
+package device
+
+// KernelNames returns the kernels of this machine, and "go" for none.
+func KernelNames() []string {
+	names := []string{"go"}
+	for _, k := range allKernels() {
+		names = append(names, k.name)
+	}
+	return names
+}
+
+// WithKernel returns options of a host device that copies everything that it can
+// with the named kernel, in parts so small that workers meet in every row.
+func WithKernel(name string, workers int) HostOptions {
+	t := &tune{limits: limits{claimBytes: 3000, largeRow: 1 << 40}}
+	for _, k := range allKernels() {
+		if k.name == name {
+			t.choices.streamed = k
+		}
+	}
+	return HostOptions{Workers: workers, tune: t}
+}
+
+func allKernels() []*kernel {
+	cached, streamed := kernels()
+	return append(cached, streamed...)
+}

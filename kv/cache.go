@@ -212,6 +212,32 @@ func (c *Cache) Page(p page.ID) ([]byte, error) {
 	return mem[off : off+g.pageBytes : off+g.pageBytes], nil
 }
 
+// Plane returns the bytes of page p in plane number plane of the layer at that
+// position, in host memory. It is how scales of whole pages and states are
+// written and read: as they are, at once, and ordered with nothing.
+//
+// Kinds: fault.Invalid (layer, plane or page out of range), fault.Unsupported
+// (memory that the host can't address), fault.Closed.
+func (c *Cache) Plane(layer, plane int, p page.ID) ([]byte, error) {
+	l, err := c.g.layer(layer)
+	if err != nil {
+		return nil, err
+	}
+	if plane < 0 || plane >= len(l.Planes) {
+		return nil, outside("plane", int64(plane), 0, int64(len(l.Planes)-1))
+	}
+	if err := c.g.checkPage(p); err != nil {
+		return nil, err
+	}
+	pl := &l.Planes[plane]
+	mem, err := c.host(pl.Region)
+	if err != nil {
+		return nil, err
+	}
+	off := pl.Offset + int64(p)*pl.PageStride
+	return mem[off : off+pl.Bytes : off+pl.Bytes], nil
+}
+
 // host returns the bytes of a region in host memory.
 func (c *Cache) host(region int) ([]byte, error) {
 	if c.closed.Load() {

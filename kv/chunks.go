@@ -18,11 +18,13 @@ type Chunk struct {
 
 // Chunks appends to dst the chunks of tokens [t0, t1) of page p in the layer at
 // that position: one for each plane, in the order of the planes, so K and V that
-// are apart are two chunks. bases has the address of each region: the addresses
-// of a cache elsewhere that has this very geometry. An empty range has no chunks.
+// are apart are two chunks. Of a part of a page, a plane in HND has one for each
+// head (with [JoinBlocks] two: K, V). bases has the address of each region: the
+// addresses of a cache elsewhere that has this very geometry. An empty range has
+// no chunks.
 //
 // Kinds: fault.Invalid (layer, page, range or bases out of range),
-// fault.Unsupported (part of a page in HND, or of a plane that moves whole).
+// fault.Unsupported (part of a plane that moves whole).
 func (g *Geometry) Chunks(dst []Chunk, bases []uintptr, layer int, p page.ID, t0, t1 int) ([]Chunk, error) {
 	if len(bases) != len(g.spec.RegionBytes) {
 		return dst, fault.New(fault.Invalid, "bases", "%d addresses for %d regions", len(bases), len(g.spec.RegionBytes))
@@ -44,15 +46,24 @@ func (g *Geometry) chunks(dst []Chunk, base func(region int) uintptr, layer int,
 	n := len(dst)
 	for i := range l.Planes {
 		pl := &l.Planes[i]
-		off, bytes := pl.tokens(p, t0, t1, g.spec.PageSize)
+		off := pl.Offset + int64(p)*pl.PageStride
+		bytes, parts, pitch := pl.Bytes, int64(1), int64(0)
+		if t1-t0 < g.spec.PageSize {
+			off += int64(t0) * pl.TokenStride
+			bytes = int64(t1-t0) * pl.TokenStride
+			parts, pitch = pl.parts()
+		}
 		if bytes == 0 {
 			continue
 		}
 		b := base(pl.Region)
-		if uint64(b) > math.MaxUint64-uint64(off+bytes) {
-			return dst[:n], fault.New(fault.Invalid, "base", "%#x of region %d, and %d bytes, end beyond the address space", b, pl.Region, off+bytes)
+		if end := off + (parts-1)*pitch + bytes; uint64(b) > math.MaxUint64-uint64(end) {
+			return dst[:n], fault.New(fault.Invalid, "base", "%#x of region %d, and %d bytes, end beyond the address space", b, pl.Region, end)
 		}
-		dst = append(dst, Chunk{Kind: pl.Kind, Region: pl.Region, Off: off, Addr: b + uintptr(off), Bytes: bytes})
+		for ; parts > 0; parts-- {
+			dst = append(dst, Chunk{Kind: pl.Kind, Region: pl.Region, Off: off, Addr: b + uintptr(off), Bytes: bytes})
+			off += pitch
+		}
 	}
 	return dst, nil
 }
@@ -66,9 +77,6 @@ func (g *Geometry) checkTokens(layer, t0, t1 int) error {
 		return fault.New(fault.Invalid, "tokens", "[%d, %d) is not in [0, %d)", t0, t1, n)
 	case t0 == t1 || (t0 == 0 && t1 == n):
 		return nil
-	case g.spec.Layout == HND:
-		return fault.New(fault.Unsupported, "tokens", "[%d, %d) of a page of %d with layout HND: its tokens are a stretch in each head", t0, t1, n).
-			Hint("move whole pages, or keep the cache in NHD")
 	case g.whole[layer]:
 		return fault.New(fault.Unsupported, "tokens", "[%d, %d) of a page of %d: layer %d has a plane that moves as whole pages only", t0, t1, n, g.spec.Layers[layer].ID).
 			Hint("move whole pages")
@@ -76,14 +84,17 @@ func (g *Geometry) checkTokens(layer, t0, t1 int) error {
 	return nil
 }
 
-// tokens returns where tokens [t0, t1) of page p lie. The range was checked: it
-// is the whole page, or empty, or p can be cut by token.
-func (pl *Plane) tokens(p page.ID, t0, t1, pageSize int) (off, bytes int64) {
-	off = pl.Offset + int64(p)*pl.PageStride
-	if t1-t0 == pageSize {
-		return off, pl.Bytes
+// parts returns in how many stretches, pitch apart, the page's rows of a token
+// lie: one, but in HND one for each head, or for each head's K and V. p can be
+// cut by token, and a page has several of them.
+func (pl *Plane) parts() (n, pitch int64) {
+	switch {
+	case pl.HeadStride <= pl.TokenStride: // heads inside tokens, or no heads
+		return 1, 0
+	case pl.KVStride > pl.TokenStride:
+		return pl.Bytes / pl.KVStride, pl.KVStride
 	}
-	return off + int64(t0)*pl.TokenStride, int64(t1-t0) * pl.TokenStride
+	return pl.Bytes / pl.HeadStride, pl.HeadStride
 }
 
 // find returns the layer's plane of that kind, nil when it has none.

@@ -18,7 +18,7 @@ func convert(dst []byte, to DType, src []byte, from DType) {
 		copy(dst, src)
 		return
 	}
-	d, s := int(to.Size()), int(from.Size())
+	d, s := int(to.Bits()/8), int(from.Bits()/8)
 	for i, n := 0, len(src)/s; i < n; i++ {
 		// Both 16-bit types fit FP32 exactly, so there is one rounding.
 		var f uint32

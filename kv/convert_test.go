@@ -149,7 +149,7 @@ func TestConvert_EveryPairOfTypes(t *testing.T) {
 	for _, from := range floats {
 		for _, to := range floats {
 			src := encode(from)
-			dst := make([]byte, int64(len(values))*to.Size())
+			dst := make([]byte, int64(len(values))*to.Bytes(1))
 			convert(dst, to, src, from)
 			for i := range values {
 				want := decode(src, from, i)
@@ -165,9 +165,10 @@ func TestConvert_EveryPairOfTypes(t *testing.T) {
 			}
 		}
 	}
-	for _, d := range []DType{FP8, INT8, BF16, FP16, FP32} {
-		for _, e := range []DType{FP8, INT8, BF16, FP16, FP32} {
-			if got, want := convertible(d, e), d == e || (d >= BF16 && e >= BF16); got != want {
+	for _, d := range dtypes {
+		for _, e := range dtypes {
+			float := func(d DType) bool { return slices.Contains(floats, d) }
+			if got, want := convertible(d, e), d == e || (float(d) && float(e)); got != want {
 				t.Errorf("convertible(%v, %v) is %v", d, e, got)
 			}
 		}

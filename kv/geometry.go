@@ -39,9 +39,14 @@ type Layer struct {
 // The strides of planes with rows are those of packed rows, and so follow from
 // the layout; they are stated so that a plane can be read without it. NHD: rows
 // of heads × dim elements, TokenStride apart. HND: a block of tokens × dim
-// elements for each head, HeadStride apart. Latent: HeadStride is 0. A Scale
-// plane has HeadStride 0, and TokenStride 0 when it can't be cut by token. State
-// and Opaque planes have neither.
+// elements for each head, HeadStride apart. Latent: HeadStride is 0. In a KV
+// plane an element of V lies KVStride behind the one of K; KVStride is one row
+// (dim elements: [JoinRows]), or one row for each head in NHD, for each token in
+// HND ([JoinBlocks]). In all other planes it is 0.
+//
+// A Scale plane has a TokenStride when tokens have scales of their own, and a
+// HeadStride when heads have, ordered as the layout is. State and Opaque planes
+// have no strides but PageStride.
 type Plane struct {
 	Kind        PlaneKind
 	Region      int
@@ -49,6 +54,7 @@ type Plane struct {
 	PageStride  int64 // ≥ Bytes
 	TokenStride int64
 	HeadStride  int64
+	KVStride    int64
 	Bytes       int64 // of one page, ≥ 1
 }
 
@@ -98,25 +104,72 @@ func NewGeometry(s Spec) (*Geometry, error) {
 // disks and networks use. It has no sink, for nobody computes in it.
 // Kind: fault.Invalid.
 func (g *Geometry) Packed(pages int) (*Geometry, error) {
+	return g.packed(pages, func(layers []Layer, pages int64) {
+		var off int64
+		for _, l := range layers {
+			slices.SortStableFunc(l.Planes, func(a, b Plane) int { return cmp.Compare(a.Kind, b.Kind) })
+			for i := range l.Planes {
+				p := &l.Planes[i]
+				p.Region, p.Offset, p.PageStride = 0, off, g.pageBytes
+				off += p.Bytes
+			}
+		}
+	})
+}
+
+// PackedLayerMajor is [Geometry.Packed] with all pages of a layer together. Of
+// one layer, planes that follow each other in g do so here, and the others are
+// apart: so every stretch of a page that is followed by the next page's in g is
+// here too, and runs of pages become one wide row each. A page is not one
+// stretch, so disks and checksums take more pieces: it is meant for stretches too
+// small to be copied one by one.
+// Kind: fault.Invalid.
+func (g *Geometry) PackedLayerMajor(pages int) (*Geometry, error) {
+	return g.packed(pages, func(layers []Layer, pages int64) {
+		var off int64
+		for _, l := range layers {
+			// The planes keep their order, which pairs those of one kind; only where they
+			// lie is worked out in the order of their places in g.
+			var rest []*Plane
+			for i := range l.Planes {
+				rest = append(rest, &l.Planes[i])
+			}
+			slices.SortFunc(rest, func(a, b *Plane) int {
+				return cmp.Or(a.Region-b.Region, cmp.Compare(a.Offset, b.Offset))
+			})
+			for len(rest) > 0 {
+				first, stride, n := *rest[0], int64(0), 0
+				for n < len(rest) && rest[n].Region == first.Region && rest[n].PageStride == first.PageStride &&
+					rest[n].Offset == first.Offset+stride {
+					stride += rest[n].Bytes
+					n++
+				}
+				at := off
+				for _, p := range rest[:n] {
+					p.Region, p.Offset, p.PageStride = 0, at, stride
+					at += p.Bytes
+				}
+				off += stride * pages
+				rest = rest[n:]
+			}
+		}
+	})
+}
+
+// packed is g with pages pages in one region, where place puts its planes. All
+// pages together fit 63 bits.
+func (g *Geometry) packed(pages int, place func(layers []Layer, pages int64)) (*Geometry, error) {
 	s := g.spec.clone()
 	s.Pages, s.Sink, s.RegionBytes = pages, false, nil
 	if pages < 1 || pages > MaxPages {
 		return nil, outside("pages", int64(pages), 1, MaxPages)
 	}
-	var off int64
-	for _, l := range s.Layers {
-		slices.SortStableFunc(l.Planes, func(a, b Plane) int { return cmp.Compare(a.Kind, b.Kind) })
-		for i := range l.Planes {
-			p := &l.Planes[i]
-			p.Region, p.Offset, p.PageStride = 0, off, g.pageBytes
-			off += p.Bytes
-		}
+	all, ok := mul(g.pageBytes, int64(pages))
+	if !ok {
+		return nil, fault.New(fault.Invalid, "pages", "%d pages of %d bytes are more than 63 bits can count", pages, g.pageBytes)
 	}
-	if off > 0 {
-		all, ok := mul(g.pageBytes, int64(pages))
-		if !ok {
-			return nil, fault.New(fault.Invalid, "pages", "%d pages of %d bytes are more than 63 bits can count", pages, g.pageBytes)
-		}
+	place(s.Layers, int64(pages))
+	if all > 0 {
 		s.RegionBytes = []int64{all}
 	}
 	return NewGeometry(s)
@@ -170,7 +223,11 @@ func (g *Geometry) Fingerprint() Fingerprint { return g.fingerprint }
 // order, so that one can be copied onto the other. The number of pages, regions,
 // offsets, page strides, the order of layers and the sink may differ; all else
 // must be equal. The error (fault.Invalid) names the field and both its values.
-func Exchangeable(a, b *Geometry) error {
+func Exchangeable(a, b *Geometry) error { return exchangeable(a, b, false) }
+
+// exchangeable is [Exchangeable], but when anyHeads, a and b may hold different
+// heads of each layer.
+func exchangeable(a, b *Geometry, anyHeads bool) error {
 	differ := func(field string, x, y any) error {
 		return fault.New(fault.Invalid, "geometry", "%s differs: %v and %v", field, x, y).
 			Hint("pages move only between caches of one layout, dtype, page size and set of layers and heads")
@@ -193,9 +250,9 @@ func Exchangeable(a, b *Geometry) error {
 		}
 		field := fmt.Sprintf("layer %d: ", x[i].ID)
 		switch {
-		case x[i].FirstHead != y[i].FirstHead:
+		case !anyHeads && x[i].FirstHead != y[i].FirstHead:
 			return differ(field+"first head", x[i].FirstHead, y[i].FirstHead)
-		case x[i].Heads != y[i].Heads:
+		case !anyHeads && x[i].Heads != y[i].Heads:
 			return differ(field+"number of heads", x[i].Heads, y[i].Heads)
 		case x[i].Dim != y[i].Dim:
 			return differ(field+"head dim", x[i].Dim, y[i].Dim)
@@ -204,15 +261,21 @@ func Exchangeable(a, b *Geometry) error {
 		}
 		for j, p := range x[i].Planes {
 			q := y[i].Planes[j]
+			// What has heads is compared by what one head has: all else follows from it
+			// and the number of heads.
+			all := !anyHeads || p.HeadStride == 0 || q.HeadStride == 0
+			token := all || s.Layout == HND || (p.TokenStride > 0) != (q.TokenStride > 0)
 			switch plane := fmt.Sprintf("%splane %v: ", field, p.Kind); {
 			case p.Kind != q.Kind:
 				return differ(fmt.Sprintf("%skind of plane %d", field, j), p.Kind, q.Kind)
-			case p.Bytes != q.Bytes:
+			case all && p.Bytes != q.Bytes:
 				return differ(plane+"bytes a page", p.Bytes, q.Bytes)
-			case p.TokenStride != q.TokenStride:
+			case token && p.TokenStride != q.TokenStride:
 				return differ(plane+"token stride", p.TokenStride, q.TokenStride)
 			case p.HeadStride != q.HeadStride:
 				return differ(plane+"head stride", p.HeadStride, q.HeadStride)
+			case all && p.KVStride != q.KVStride:
+				return differ(plane+"distance from K to V", p.KVStride, q.KVStride)
 			}
 		}
 	}
@@ -256,12 +319,12 @@ func fingerprint(s *Spec) Fingerprint {
 	if s.Sink {
 		sink = 1
 	}
-	const version = 1 // of this encoding
+	const version = 2 // of this encoding
 	put(version, int64(s.Layout), int64(s.DType), int64(s.Pages), int64(s.PageSize), sink, int64(len(s.Layers)))
 	for _, l := range s.Layers {
 		put(int64(l.ID), int64(l.FirstHead), int64(l.Heads), int64(l.Dim), int64(len(l.Planes)))
 		for _, p := range l.Planes {
-			put(int64(p.Kind), int64(p.Region), p.Offset, p.PageStride, p.TokenStride, p.HeadStride, p.Bytes)
+			put(int64(p.Kind), int64(p.Region), p.Offset, p.PageStride, p.TokenStride, p.HeadStride, p.KVStride, p.Bytes)
 		}
 	}
 	put(int64(len(s.RegionBytes)))

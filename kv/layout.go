@@ -42,7 +42,7 @@ type PlaneKind uint8
 const (
 	K      PlaneKind = iota + 1 // rows of K, heads × dim elements a token
 	V                           // rows of V
-	KV                          // rows of K and V joined: each head's dim elements of K, then its dim elements of V
+	KV                          // rows of K and V in one plane, KVStride apart
 	Latent                      // MLA rows, dim elements a token
 	Scale                       // quantisation scales
 	State                       // recurrent state, not made of tokens
@@ -70,6 +70,28 @@ func (k *PlaneKind) UnmarshalText(text []byte) (err error) {
 	*k, err = ParsePlaneKind(string(text))
 	return err
 }
+
+// Join says how the K and the V of a page lie to each other.
+type Join uint8
+
+// The ways to join K and V. In both joined ones a page has one plane of them.
+const (
+	Apart      Join = iota // all of K, then all of V: two planes
+	JoinRows               // a row of K, then its row of V: NHD [tokens, heads, 2, dim], HND [heads, tokens, 2, dim]
+	JoinBlocks             // one axis further out: NHD [tokens, 2, heads, dim], HND [heads, 2, tokens, dim]
+)
+
+// ScalePer says what has a quantisation scale of its own.
+type ScalePer uint8
+
+// What can have a scale. Each is one for K and one for V, or one for a latent.
+const (
+	NoScale      ScalePer = iota
+	PerPage               // moves with whole pages only
+	PerHead               // a head of a page: likewise
+	PerToken              // all heads of a token
+	PerTokenHead          // a head of a token, in the order of the layout
+)
 
 // hasRows reports whether the plane's elements can be addressed by token, head
 // and dimension.

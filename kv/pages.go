@@ -50,8 +50,8 @@ func (c *Cache) CopyPages(s device.Stream, pairs []page.Pair) error {
 // layer, onto the same tokens of page pair.Dst. A pair of one page does nothing.
 // The pages must stay reserved until a later ticket of s is done.
 //
-// Kinds: fault.Invalid (out of range), fault.Unsupported (part of a page in HND,
-// or of a plane that moves whole), fault.Closed and those of s.
+// Kinds: fault.Invalid (out of range), fault.Unsupported (part of a page with a
+// plane that moves whole), fault.Closed and those of s.
 func (c *Cache) CopySlots(s device.Stream, pair page.Pair, end int) error {
 	if c.closed.Load() {
 		return c.errClosed()

@@ -191,7 +191,7 @@ func TestCache_CopySlotsCopiesTheFirstTokensOfEveryLayer(t *testing.T) {
 	h := openHost(t)
 	s := openStream(t, h)
 	for end := range 5 {
-		g := must(small.PerLayerKVFirst())(t)
+		g := must(small.with(func(c *Config) { c.Layout = []Layout{NHD, HND}[end%2] }).PerLayerKVFirst())(t)
 		c := wrapped(t, g, 5)
 		want := snapshot(c)
 		copySlowly(want, c, c, page.Run{Dst: 6, Src: 2, N: 1}, 0, end)
@@ -212,10 +212,10 @@ func TestCache_CopySlotsCopiesTheFirstTokensOfEveryLayer(t *testing.T) {
 	for pair, end := range map[page.Pair]int{{Dst: 7, Src: 7}: 1, {Dst: 1, Src: 7}: 1, {Dst: 1, Src: 2}: 5, {Dst: 2, Src: 2}: -1} {
 		mustRefuse(t, c.CopySlots(s, pair, end), fault.Invalid)
 	}
-	hnd := wrapped(t, must(small.with(func(c *Config) { c.Layout = HND }).LayerMajor())(t), 5)
-	mustRefuse(t, hnd.CopySlots(s, page.Pair{Dst: 1, Src: 2}, 3), fault.Unsupported, "HND")
-	if err := hnd.CopySlots(s, page.Pair{Dst: 1, Src: 2}, 4); err != nil {
-		t.Error("a whole page of HND: ", err)
+	whole := wrapped(t, must(small.with(func(c *Config) { c.StateBytes = 3 }).LayerMajor())(t), 5)
+	mustRefuse(t, whole.CopySlots(s, page.Pair{Dst: 1, Src: 2}, 3), fault.Unsupported, "layer 20", "state")
+	if err := whole.CopySlots(s, page.Pair{Dst: 1, Src: 2}, 4); err != nil {
+		t.Error("a whole page with a state: ", err)
 	}
 	drain(t, s)
 }

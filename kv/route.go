@@ -1,9 +1,7 @@
 package kv
 
 import (
-	"cmp"
 	"fmt"
-	"slices"
 
 	"github.com/kvferry/kvferry/device"
 	"github.com/kvferry/kvferry/fault"
@@ -34,23 +32,11 @@ func (b *Box) Bytes() int64 { return b.Width * int64(b.Rows) * int64(b.Slices) }
 // Route is how the pages of one cache lie in another, worked out once. It is
 // immutable and may be used from any goroutine.
 type Route struct {
-	dst, src *Cache
-	pages    []lane // for whole pages
-	tokens   []lane // for ranges of tokens
-	partial  error  // why ranges of tokens are refused, nil when they are not
-}
-
-// lane is a group of stretches of a page that a copy treats alike: n stretches
-// of width bytes, at equal distances on both sides.
-type lane struct {
-	dstRegion, srcRegion int
-	dstOff, srcOff       int64 // of the first stretch, in page 0
-	width                int64
-	dstPage, srcPage     int64 // page strides
-	token                int64 // token stride, of Route.tokens
-	kind                 PlaneKind
-	n                    int
-	dstPitch, srcPitch   int64 // from stretch to stretch, 0 when n is 1
+	dst, src  *Cache
+	pageBytes int64
+	pages     []lane // for whole pages
+	tokens    []lane // for ranges of tokens
+	partial   error  // why ranges of tokens are refused, nil when they are not
 }
 
 // NewRoute works out how pages of src are copied onto pages of dst. Planes are
@@ -61,29 +47,55 @@ func NewRoute(dst, src *Cache) (*Route, error) {
 	if err := Exchangeable(dst.g, src.g); err != nil {
 		return nil, err
 	}
+	return newRoute(dst, src)
+}
+
+// NewHeadRoute is [NewRoute] between caches that hold different heads of the
+// same layers, as tensor-parallel ranks do: it copies the heads that both hold,
+// paired by global id, and leaves the others as they are. All else must be
+// exchangeable. A destination with the heads of several sources is filled by a
+// route from each.
+//
+// Kinds: fault.Invalid when the caches differ in more than their heads, or share
+// no head of a layer; fault.Unsupported when the heads of a layer differ and it
+// has a plane that can't be cut by head.
+func NewHeadRoute(dst, src *Cache) (*Route, error) {
+	if err := exchangeable(dst.g, src.g, true); err != nil {
+		return nil, err
+	}
+	return newRoute(dst, src)
+}
+
+// newRoute is the route of the heads that both caches hold.
+func newRoute(dst, src *Cache) (*Route, error) {
 	r := &Route{dst: dst, src: src}
-	var stretches []lane // by layer, then kind
+	size := int64(dst.g.spec.PageSize)
+	var whole, tokens []lane // by layer, then kind
 	to, from := dst.g.spec.sorted(), src.g.spec.sorted()
-	for i, l := range to {
-		for j, p := range l.Planes {
-			q := from[i].Planes[j]
-			stretches = append(stretches, lane{
-				dstRegion: p.Region, srcRegion: q.Region, dstOff: p.Offset, srcOff: q.Offset, width: p.Bytes,
-				dstPage: p.PageStride, srcPage: q.PageStride, token: p.TokenStride, kind: p.Kind, n: 1,
-			})
-			if p.TokenStride == 0 && r.partial == nil {
-				r.partial = fault.New(fault.Unsupported, "tokens", "part of a page: layer %d has a plane (%v) that moves as whole pages only", l.ID, p.Kind).
+	for i := range to {
+		for j, p := range to[i].Planes {
+			l, err := cell(&to[i], &from[i], p, from[i].Planes[j])
+			if err != nil {
+				return nil, err
+			}
+			if p.TokenStride > 0 {
+				one := l
+				one.token = axis{dst: p.TokenStride, src: from[i].Planes[j].TokenStride}
+				one.collapse()
+				tokens = append(tokens, one)
+				l.push(axis{n: size, dst: one.token.dst, src: one.token.src})
+			} else if r.partial == nil {
+				r.partial = fault.New(fault.Unsupported, "tokens", "part of a page: layer %d has a plane (%v) that moves as whole pages only", to[i].ID, p.Kind).
 					Hint("move whole pages")
 			}
+			l.collapse()
+			r.pageBytes += l.bytes()
+			whole = append(whole, l)
 		}
 	}
-	if dst.g.spec.Layout == HND && len(stretches) > 0 {
-		r.partial = fault.New(fault.Unsupported, "tokens", "part of a page with layout HND: its tokens are a stretch in each head").
-			Hint("move whole pages, or keep the cache in NHD")
-	}
-	r.pages = fewestLanes(stretches, true)
+	r.pages = fewestLanes(joinLanes(whole))
 	if r.partial == nil {
-		r.tokens = fewestLanes(stretches, false)
+		r.tokens = fewestLanes(tokens)
 	}
 	return r, nil
 }
@@ -94,76 +106,14 @@ func (r *Route) Dst() *Cache { return r.dst }
 // Src returns the cache that is read.
 func (r *Route) Src() *Cache { return r.src }
 
-// PageBytes returns the bytes of one page, the same on both sides.
-func (r *Route) PageBytes() int64 { return r.dst.g.pageBytes }
-
-// fewestLanes groups stretches. Which of them are found to be regular depends on
-// the order in which they are looked at, so it tries the ones that matter: as
-// the destination lies, as the source lies, and kind by kind (all K, then all
-// V).
-func fewestLanes(stretches []lane, whole bool) (best []lane) {
-	for i, order := range []func(a, b lane) int{
-		func(a, b lane) int { return cmp.Or(a.dstRegion-b.dstRegion, cmp.Compare(a.dstOff, b.dstOff)) },
-		func(a, b lane) int { return cmp.Or(a.srcRegion-b.srcRegion, cmp.Compare(a.srcOff, b.srcOff)) },
-		func(a, b lane) int { return cmp.Compare(a.kind, b.kind) }, // stable: by layer in each kind
-	} {
-		lanes := slices.Clone(stretches)
-		slices.SortStableFunc(lanes, order)
-		if whole {
-			lanes = joinStretches(lanes)
-		}
-		if lanes = groupStretches(lanes); i == 0 || len(lanes) < len(best) {
-			best = lanes
-		}
-	}
-	return best
-}
-
-// joinStretches makes one of stretches that follow each other without a gap on
-// both sides, page after page.
-func joinStretches(in []lane) (out []lane) {
-	for _, s := range in {
-		if n := len(out); n > 0 {
-			if last := &out[n-1]; last.alike(s) && last.dstOff+last.width == s.dstOff && last.srcOff+last.width == s.srcOff {
-				last.width += s.width
-				continue
-			}
-		}
-		out = append(out, s)
-	}
-	return out
-}
-
-// groupStretches makes one lane of consecutive stretches that are equally wide
-// and equally far apart.
-func groupStretches(in []lane) (out []lane) {
-	for _, s := range in {
-		if n := len(out); n > 0 {
-			last := &out[n-1]
-			k := int64(last.n)
-			dst, src := s.dstOff-last.dstOff-(k-1)*last.dstPitch, s.srcOff-last.srcOff-(k-1)*last.srcPitch
-			regular := k == 1 || (dst == last.dstPitch && src == last.srcPitch)
-			if regular && last.alike(s) && last.width == s.width && dst >= s.width && src >= s.width {
-				last.n++
-				last.dstPitch, last.srcPitch = dst, src
-				continue
-			}
-		}
-		out = append(out, s)
-	}
-	return out
-}
-
-// alike reports whether a and b lie in the same regions and step from page to
-// page alike.
-func (a lane) alike(b lane) bool {
-	return a.dstRegion == b.dstRegion && a.srcRegion == b.srcRegion && a.dstPage == b.dstPage && a.srcPage == b.srcPage
-}
+// PageBytes returns the bytes that are copied of one page.
+func (r *Route) PageBytes() int64 { return r.pageBytes }
 
 // AppendBoxes appends the boxes that copy the pages of run, and allocates
-// nothing but room for them. A run widens the rows when the pages of a stretch
-// follow each other on both sides, and is slices (or rows, where a page is one
-// stretch) otherwise.
+// nothing but room for them. Whatever follows each other on both sides is one
+// wide row: a run of pages widens the rows when they do in both caches. Where
+// stretches, layers, K and V and pages leave more than two axes, the shortest is
+// boxes.
 //
 // Kind: fault.Invalid (ids out of range, less than one page, or a run that
 // overlaps itself inside one cache); boxes comes back as it was.
@@ -180,18 +130,7 @@ func (r *Route) AppendBoxes(boxes []Box, run page.Run) ([]Box, error) {
 	}
 	for i := range r.pages {
 		l := &r.pages[i]
-		b := l.box(run.Dst, run.Src)
-		n := int64(run.N)
-		switch {
-		case n == 1:
-		case l.dstPage == b.Width && l.srcPage == b.Width:
-			b.Width *= n
-		case b.Rows == 1:
-			b.Rows, b.DstPitch, b.SrcPitch = run.N, l.dstPage, l.srcPage
-		default:
-			b.Slices, b.DstSlice, b.SrcSlice = run.N, l.dstPage, l.srcPage
-		}
-		boxes = append(boxes, b)
+		boxes = l.appendBoxes(boxes, int64(run.Dst)*l.page.dst, int64(run.Src)*l.page.src, axis{int64(run.N), l.page.dst, l.page.src})
 	}
 	return boxes, nil
 }
@@ -201,7 +140,7 @@ func (r *Route) AppendBoxes(boxes []Box, run page.Run) ([]Box, error) {
 // for them. An empty range has no boxes.
 //
 // Kinds: fault.Invalid (out of range; one page of one cache onto itself),
-// fault.Unsupported (part of a page in HND, or of a plane that moves whole);
+// fault.Unsupported (part of a page with a plane that moves whole);
 // boxes comes back as it was.
 func (r *Route) AppendTokenBoxes(boxes []Box, dst, src page.ID, t0, t1 int) ([]Box, error) {
 	size := r.dst.g.spec.PageSize
@@ -227,22 +166,10 @@ func (r *Route) AppendTokenBoxes(boxes []Box, dst, src page.ID, t0, t1 int) ([]B
 	}
 	for i := range r.tokens {
 		l := &r.tokens[i]
-		b := l.box(dst, src)
-		b.DstOff += int64(t0) * l.token
-		b.SrcOff += int64(t0) * l.token
-		b.Width = int64(t1-t0) * l.token
-		boxes = append(boxes, b)
+		boxes = l.appendBoxes(boxes, int64(dst)*l.page.dst+int64(t0)*l.token.dst, int64(src)*l.page.src+int64(t0)*l.token.src,
+			axis{int64(t1 - t0), l.token.dst, l.token.src})
 	}
 	return boxes, nil
-}
-
-// box is the box of one page.
-func (l *lane) box(dst, src page.ID) Box {
-	return Box{
-		DstRegion: l.dstRegion, SrcRegion: l.srcRegion,
-		DstOff: l.dstOff + int64(dst)*l.dstPage, SrcOff: l.srcOff + int64(src)*l.srcPage,
-		Width: l.width, Rows: l.n, DstPitch: l.dstPitch, SrcPitch: l.srcPitch, Slices: 1,
-	}
 }
 
 func checkRun(side string, first page.ID, n, pages int) error {

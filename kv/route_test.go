@@ -36,7 +36,7 @@ func copySlowly(dst [][]byte, to *Cache, from *Cache, run page.Run, t0, t1 int) 
 					for i := range run.N {
 						for b := range p.Bytes {
 							if t1-t0 < from.g.spec.PageSize {
-								if token := int(b / p.TokenStride); token < t0 || token >= t1 {
+								if token := tokenOf(p, b); token < t0 || token >= t1 {
 									continue
 								}
 							}
@@ -47,6 +47,18 @@ func copySlowly(dst [][]byte, to *Cache, from *Cache, run page.Run, t0, t1 int) 
 			}
 		}
 	}
+}
+
+// tokenOf is the token that byte b of a page of the plane belongs to: in HND the
+// tokens begin anew with each head, and in blocks with each head's V.
+func tokenOf(p Plane, b int64) int {
+	if p.HeadStride > p.TokenStride {
+		b %= p.HeadStride
+	}
+	if p.KVStride > p.TokenStride {
+		b %= p.KVStride
+	}
+	return int(b / p.TokenStride)
 }
 
 // execute runs ops at once.
@@ -213,9 +225,12 @@ func TestRoute_IdsAndRangesAreAlwaysChecked(t *testing.T) {
 // TestRoute_Plans runs transcripts of the boxes that runs become.
 //
 //	geometry NAME layout=… layers=… pages=… page-size=… heads=… dim=… as=LayerMajor
-//	packed NAME of=NAME pages=…
-//	boxes dst=NAME src=NAME run=(DST,SRC,N)
-//	tokens dst=NAME src=NAME pages=(DST,SRC) range=(T0,T1)
+//	         [join=rows|blocks] [dtype=…] [first-head=…] [token-head-scales=BYTES] [state=BYTES]
+//	packed NAME of=NAME pages=… [layer-major]
+//	boxes dst=NAME src=NAME run=(DST,SRC,N) [heads]
+//	tokens dst=NAME src=NAME pages=(DST,SRC) range=(T0,T1) [heads]
+//
+// With heads, the route is one of the heads that both hold.
 func TestRoute_Plans(t *testing.T) {
 	geometries := map[string]*Geometry{}
 	datadriven.RunTest(t, "testdata/boxes", func(t *testing.T, d *datadriven.TestData) string {
@@ -238,6 +253,9 @@ func TestRoute_Plans(t *testing.T) {
 		}
 		route := func() *Route {
 			dst, src := geometries[word("dst")], geometries[word("src")]
+			if d.HasArg("heads") {
+				return must(NewHeadRoute(wrapped(t, dst, 1), wrapped(t, src, 2)))(t)
+			}
 			return must(NewRoute(wrapped(t, dst, 1), wrapped(t, src, 2)))(t)
 		}
 		list := func(boxes []Box, err error) string {
@@ -262,6 +280,17 @@ func TestRoute_Plans(t *testing.T) {
 			} else {
 				c.KVHeads, c.HeadDim = number("heads"), number("dim")
 			}
+			if d.HasArg("join") {
+				c.Join = map[string]Join{"rows": JoinRows, "blocks": JoinBlocks}[word("join")]
+			}
+			if d.HasArg("dtype") {
+				c.DType = must(ParseDType(word("dtype")))(t)
+			}
+			if d.HasArg("token-head-scales") {
+				c.Scale, c.ScaleBytes = PerTokenHead, number("token-head-scales")
+			}
+			d.MaybeScanArgs(t, "first-head", &c.FirstHead)
+			d.MaybeScanArgs(t, "state", &c.StateBytes)
 			as := word("as")
 			for _, a := range arrangements {
 				if a.name == as {
@@ -270,6 +299,9 @@ func TestRoute_Plans(t *testing.T) {
 			}
 			return "no such arrangement"
 		case "packed":
+			if d.HasArg("layer-major") {
+				return add(geometries[word("of")].PackedLayerMajor(number("pages")))
+			}
 			return add(geometries[word("of")].Packed(number("pages")))
 		case "boxes":
 			var dst, src, n int

@@ -19,7 +19,8 @@ type Rows struct {
 //
 // BF16, FP16 and FP32 are converted to the cache's type: rounded to nearest,
 // ties to even; NaNs stay NaNs; what is too large becomes an infinity and what
-// is too small a subnormal or a zero. FP8 and INT8 are taken as they are.
+// is too small a subnormal or a zero. The types of 8 and 4 bits are taken as they
+// are. Scales are written apart: [Cache.WriteScales].
 //
 // It writes host memory before it returns, and orders itself with nothing:
 // copies that read or write these pages must have finished. A rejected call has
@@ -56,17 +57,18 @@ func (c *Cache) writeTokens(dst []byte, give bool, layer int, k, v Rows, pages [
 		}
 		if !convertible(c.g.spec.DType, rows[i].DType) {
 			return dst, fault.New(fault.Unsupported, names[i], "rows of %v in a cache of %v", rows[i].DType, c.g.spec.DType).
-				Hint("bf16, fp16 and fp32 are converted among each other; fp8 and int8 must match")
+				Hint("bf16, fp16 and fp32 are converted among each other; types of 8 and 4 bits must match")
 		}
-		want := int64(len(pages)) * halves[i].elements() * rows[i].DType.Size()
+		elements := int64(halves[i].blocks) * halves[i].block
+		want := int64(len(pages)) * rows[i].DType.Bytes(elements)
 		if int64(len(rows[i].Data)) != want {
 			return dst, fault.New(fault.Invalid, names[i], "has %d bytes, %d rows of %d elements of %v are %d",
-				len(rows[i].Data), len(pages), halves[i].elements(), rows[i].DType, want)
+				len(rows[i].Data), len(pages), elements, rows[i].DType, want)
 		}
 	}
 	for t := range pages {
 		for i, h := range halves[:n] {
-			size := rows[i].DType.Size() * h.block
+			size := rows[i].DType.Bytes(h.block)
 			src := rows[i].Data[int64(t)*size*int64(h.blocks):]
 			for b := range h.blocks {
 				to := h.at(pages[t], slots[t], b)
@@ -106,68 +108,152 @@ func (c *Cache) ReadTokens(dst []byte, layer int, pages []page.ID, slots []int32
 	return dst, nil
 }
 
-// half is where the rows of K, of V or of latents lie: the row of one slot is
-// blocks contiguous blocks.
+// WriteScales writes row i of rows into slot slots[i] of page pages[i] of a Scale
+// plane: the nth of the layer at that position (as [Config] orders them, 0 is K's
+// or the latents', 1 V's). A row is all scales of one token, [heads] or one, as
+// they are. Like [Cache.WriteTokens] it writes at once, orders itself with
+// nothing, and lets the last of rows for one slot win. Scales of whole pages are
+// reached by [Cache.Plane].
+//
+// Kinds: fault.Invalid (layer, nth, page or slot out of range, lengths that
+// contradict each other), fault.Unsupported (scales that tokens have no own of,
+// memory that the host can't address), fault.Closed.
+func (c *Cache) WriteScales(layer, nth int, rows []byte, pages []page.ID, slots []int32) error {
+	var h half
+	if err := c.scales(&h, layer, nth, pages, slots); err != nil {
+		return err
+	}
+	row := h.bytes * int64(h.blocks)
+	if want := row * int64(len(pages)); int64(len(rows)) != want {
+		return fault.New(fault.Invalid, "scales", "%d bytes, %d rows of %d bytes are %d", len(rows), len(pages), row, want)
+	}
+	for t := range pages {
+		for b := range h.blocks {
+			rows = rows[copy(h.at(pages[t], slots[t], b), rows):]
+		}
+	}
+	return nil
+}
+
+// ReadScales appends to dst the rows of scales that [Cache.WriteScales] writes:
+// [n, heads], or [n]. Kinds: as WriteScales.
+func (c *Cache) ReadScales(dst []byte, layer, nth int, pages []page.ID, slots []int32) ([]byte, error) {
+	var h half
+	if err := c.scales(&h, layer, nth, pages, slots); err != nil {
+		return dst, err
+	}
+	for t := range pages {
+		for b := range h.blocks {
+			dst = append(dst, h.at(pages[t], slots[t], b)...)
+		}
+	}
+	return dst, nil
+}
+
+// half is where the rows of K, of V, of latents or of scales lie: the row of one
+// slot is blocks contiguous blocks.
 type half struct {
 	mem         []byte
 	off         int64 // of slot 0 of page 0
 	page, token int64 // strides
 	head        int64 // from block to block
 	blocks      int
-	block       int64 // elements
-	size        int64 // bytes of an element
+	block       int64 // elements; 0 of scales
+	bytes       int64 // of a block
 }
-
-func (h *half) elements() int64 { return int64(h.blocks) * h.block }
 
 func (h *half) at(p page.ID, slot int32, block int) []byte {
 	off := h.off + int64(p)*h.page + int64(slot)*h.token + int64(block)*h.head
-	return h.mem[off:][:h.block*h.size]
+	return h.mem[off:][:h.bytes]
+}
+
+// fill says where blocks rows of bytes bytes for each slot lie in pl, skip bytes
+// behind its start.
+func (c *Cache) fill(h *half, pl *Plane, skip int64, blocks int, bytes int64) (err error) {
+	*h = half{
+		off: pl.Offset + skip, page: pl.PageStride, token: pl.TokenStride, head: pl.HeadStride,
+		blocks: blocks, bytes: bytes,
+	}
+	if h.head == bytes { // the heads follow each other
+		h.blocks, h.bytes = 1, bytes*int64(blocks)
+	}
+	h.mem, err = c.host(pl.Region)
+	return err
 }
 
 // halves fills in where the layer's rows lie, K then V or latents alone, and
 // returns how many of the two there are. It checks every slot.
 func (c *Cache) halves(out *[2]half, layer int, pages []page.ID, slots []int32) (int, error) {
-	g := c.g
-	l, err := g.layer(layer)
+	l, err := c.checkSlots(layer, pages, slots)
 	if err != nil {
 		return 0, err
-	}
-	if len(pages) != len(slots) {
-		return 0, fault.New(fault.Invalid, "slots", "%d pages and %d slots", len(pages), len(slots))
-	}
-	for i, p := range pages {
-		if err := g.checkPage(p); err != nil {
-			return 0, err
-		}
-		if slots[i] < 0 || int(slots[i]) >= g.spec.PageSize {
-			return 0, outside("slot", int64(slots[i]), 0, int64(g.spec.PageSize-1))
-		}
 	}
 	pl := l.rows()
 	if pl == nil {
 		return 0, fault.New(fault.Unsupported, fmt.Sprintf("layer %d", l.ID), "has no rows of K and V or of latents")
 	}
-	e := g.spec.DType.Size()
-	fill := func(h *half, pl *Plane, skip int64) (err error) {
-		*h = half{
-			off: pl.Offset + skip, page: pl.PageStride, token: pl.TokenStride, head: pl.HeadStride,
-			blocks: l.Heads, block: int64(l.Dim), size: e,
+	row := c.g.spec.DType.Bytes(int64(l.Dim))
+	planes, n := [2]*Plane{pl, pl}, 2
+	switch pl.Kind {
+	case K:
+		planes[1] = l.find(V)
+	case Latent:
+		n = 1
+	}
+	for i, pl := range planes[:n] {
+		h := &out[i]
+		if err := c.fill(h, pl, int64(i)*pl.KVStride, l.Heads, row); err != nil {
+			return 0, err
 		}
-		if g.spec.Layout != HND && pl.Kind != KV {
-			h.blocks, h.block = 1, h.elements() // the heads follow each other
-		}
-		h.mem, err = c.host(pl.Region)
+		h.block = int64(l.Dim) * int64(l.Heads/h.blocks)
+	}
+	return n, nil
+}
+
+// scales fills in where the rows of the layer's nth Scale plane lie. It checks
+// every slot.
+func (c *Cache) scales(h *half, layer, nth int, pages []page.ID, slots []int32) error {
+	l, err := c.checkSlots(layer, pages, slots)
+	if err != nil {
 		return err
 	}
-	if err := fill(&out[0], pl, 0); err != nil {
-		return 0, err
+	found := 0
+	for i := range l.Planes {
+		pl := &l.Planes[i]
+		if pl.Kind != Scale {
+			continue
+		}
+		if found++; found-1 != nth {
+			continue
+		}
+		switch {
+		case pl.TokenStride == 0:
+			return fault.New(fault.Unsupported, fmt.Sprintf("layer %d", l.ID), "tokens have no scales of their own").Hint("use Plane, for whole pages")
+		case pl.HeadStride == 0:
+			return c.fill(h, pl, 0, 1, pl.TokenStride)
+		}
+		return c.fill(h, pl, 0, l.Heads, min(pl.TokenStride, pl.HeadStride))
 	}
-	switch pl.Kind {
-	case Latent:
-		return 1, nil
-	case KV:
-		return 2, fill(&out[1], pl, int64(l.Dim)*e)
+	return outside("plane of scales", int64(nth), 0, int64(found-1))
+}
+
+// checkSlots returns the layer at a position, and refuses slots out of range.
+func (c *Cache) checkSlots(layer int, pages []page.ID, slots []int32) (*Layer, error) {
+	g := c.g
+	l, err := g.layer(layer)
+	if err != nil {
+		return nil, err
 	}
-	return 2, fill(&out[1], l.find(V), 0)
+	if len(pages) != len(slots) {
+		return nil, fault.New(fault.Invalid, "slots", "%d pages and %d slots", len(pages), len(slots))
+	}
+	for i, p := range pages {
+		if err := g.checkPage(p); err != nil {
+			return nil, err
+		}
+		if slots[i] < 0 || int(slots[i]) >= g.spec.PageSize {
+			return nil, outside("slot", int64(slots[i]), 0, int64(g.spec.PageSize-1))
+		}
+	}
+	return l, nil
 }

@@ -18,7 +18,7 @@ import (
 
 // drawRows draws n rows of elements of that type, as bytes.
 func drawRows(rng *rand.Rand, d DType, elements int) Rows {
-	b := make([]byte, int64(elements)*d.Size())
+	b := make([]byte, int64(elements)*d.unit())
 	for i := range b {
 		b[i] = byte(rng.Uint32())
 	}
@@ -33,10 +33,10 @@ func TestCache_TokensWrittenAreWhereTheWalkSaysAndAreRead(t *testing.T) {
 		rng := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 2))
 		layer := rapid.IntRange(0, c.Layers-1).Draw(t, "layer")
 		from := c.DType
-		if c.DType >= BF16 {
+		if c.DType.float() {
 			from = rapid.SampledFrom([]DType{BF16, FP16, FP32}).Draw(t, "from")
 		}
-		heads, dim, ks := max(c.KVHeads, 1), c.HeadDim+c.LatentDim, 2
+		heads, dim, ks := max(c.KVHeads, 1), c.dims(), 2
 		if c.Layout == MLA {
 			ks = 1
 		}
@@ -56,19 +56,19 @@ func TestCache_TokensWrittenAreWhereTheWalkSaysAndAreRead(t *testing.T) {
 		want := snapshot(cache)
 		where := walk(c, a)
 		var written, left []byte
-		e := c.DType.Size()
+		e := c.DType.unit()
 		visit := func(use func(row, k, i int, at place)) {
 			for row := range n {
 				for k := range ks {
 					for i := range heads * dim {
-						use(row, k, i, where[element{layer, int(pages[row]), k, int(slots[row]), i / dim, i % dim}])
+						use(row, k, i, where[element{rowPart, layer, int(pages[row]), k, int(slots[row]), i / dim, i % dim}])
 					}
 				}
 			}
 		}
 		visit(func(row, k, i int, at place) {
 			cell := make([]byte, e)
-			convert(cell, c.DType, rows[k].Data[int64(row*heads*dim+i)*from.Size():][:from.Size()], from)
+			convert(cell, c.DType, rows[k].Data[int64(row*heads*dim+i)*from.unit():][:from.unit()], from)
 			copy(want[at.region][at.off:], cell)
 			written = append(written, cell...)
 		})
@@ -95,30 +95,34 @@ func TestCache_TokensWrittenAreWhereTheWalkSaysAndAreRead(t *testing.T) {
 }
 
 func TestCache_JoinedKAndVAreReadApart(t *testing.T) {
-	for _, layout := range []Layout{NHD, HND} {
-		s := Spec{Layout: layout, DType: INT8, Pages: 1, PageSize: 2, RegionBytes: []int64{16}, Layers: []Layer{{Heads: 2, Dim: 2}}}
-		p := Plane{Kind: KV, PageStride: 16, Bytes: 16}
-		p.TokenStride, p.HeadStride = packedStrides(&s, &s.Layers[0], KV)
-		s.Layers[0].Planes = []Plane{p}
-		c := wrapped(t, must(NewGeometry(s))(t), 1)
+	for _, x := range []struct {
+		layout       Layout
+		join         Join
+		memory, view string
+	}{
+		{NHD, JoinRows, "abABcdCDefEFghGH", "abcdefghABCDEFGH"},
+		{NHD, JoinBlocks, "abcdABCDefghEFGH", "abcdefghABCDEFGH"},
+		{HND, JoinRows, "abABefEFcdCDghGH", "abefcdghABEFCDGH"},
+		{HND, JoinBlocks, "abefABEFcdghCDGH", "abefcdghABEFCDGH"},
+	} {
+		config := Config{Layout: x.layout, DType: INT8, Layers: 1, Pages: 1, PageSize: 2, KVHeads: 2, HeadDim: 2, Join: x.join}
+		c := wrapped(t, must(config.PageMajor())(t), 1)
 		k, v := Rows{INT8, []byte("abcdefgh")}, Rows{INT8, []byte("ABCDEFGH")}
 		if err := c.WriteTokens(0, k, v, []page.ID{0, 0}, []int32{0, 1}); err != nil {
 			t.Fatal(err)
 		}
-		want := map[Layout]string{NHD: "abABcdCDefEFghGH", HND: "abABefEFcdCDghGH"}[layout]
-		if got := string(c.regions[0].Bytes()); got != want {
-			t.Errorf("%v: %s, want %s", layout, got, want)
+		if got := string(c.regions[0].Bytes()); got != x.memory {
+			t.Errorf("%+v: %s", x, got)
 		}
 		if got := must(c.ReadTokens(nil, 0, []page.ID{0, 0}, []int32{1, 0}))(t); string(got) != "efghEFGHabcdABCD" {
-			t.Errorf("%v: read %s", layout, got)
+			t.Errorf("%+v: read %s", x, got)
 		}
 		var rows string
 		for row := range must(must(c.ChunkView(0, 0, 0, 2))(t).Rows())(t) {
 			rows += string(row)
 		}
-		want = map[Layout]string{NHD: "abcdefghABCDEFGH", HND: "abefcdghABEFCDGH"}[layout]
-		if rows != want {
-			t.Errorf("%v: view of %s, want %s", layout, rows, want)
+		if rows != x.view {
+			t.Errorf("%+v: view of %s", x, rows)
 		}
 	}
 }

@@ -23,7 +23,7 @@ func (s *Spec) validate() (pageBytes, bytes int64, err error) {
 		least, most int64
 	}{
 		{"Layout", int(s.Layout), 0, int64(MLA)},
-		{"DType", int(s.DType), 0, int64(FP32)},
+		{"DType", int(s.DType), 0, int64(FP4)},
 		{"Pages", s.Pages, 1, MaxPages},
 		{"PageSize", s.PageSize, 1, MaxPageSize},
 		{"Layers", len(s.Layers), 0, MaxLayers},
@@ -96,6 +96,9 @@ func (s *Spec) validateLayer(l *Layer, at string) (bytes int64, err error) {
 		if s.DType == 0 {
 			return 0, unknown("Spec.DType", s.DType, dtypeNames)
 		}
+		if err := s.DType.checkDim(at+".Dim", l.Dim); err != nil {
+			return 0, err
+		}
 	}
 	mostHeads := int64(MaxHeads)
 	if latent > 0 {
@@ -141,25 +144,32 @@ func (s *Spec) validatePlane(l *Layer, p Plane, at string) error {
 			return outside(at+"."+f.name, f.value, f.least, math.MaxInt64)
 		}
 	}
-	token, head := packedStrides(s, l, p.Kind)
-	bytes := token * int64(s.PageSize)
+	var want Plane
 	switch {
-	case p.Kind == Scale && p.TokenStride > 0:
-		// Its token stride is its own: a scale a token, a head or a group.
-		token = p.Bytes / int64(s.PageSize)
-		bytes = token * int64(s.PageSize)
-	case !p.Kind.hasRows():
-		bytes = p.Bytes
-	case s.Layout == HND:
-		bytes = head * int64(l.Heads)
+	case p.Kind == KV:
+		rows, blocks := rowPlane(s, l, KV, JoinRows), rowPlane(s, l, KV, JoinBlocks)
+		if want = rows; p.KVStride != rows.KVStride || (p.TokenStride == blocks.TokenStride && p.HeadStride == blocks.HeadStride) {
+			want = blocks // also those of one row
+		}
+		if p.KVStride != want.KVStride {
+			return fault.New(fault.Invalid, at+".KVStride", "%d is neither %d, from a row of K to its V, nor %d, from a block of K to its V",
+				p.KVStride, rows.KVStride, blocks.KVStride)
+		}
+	case p.Kind.hasRows():
+		want = rowPlane(s, l, p.Kind, Apart)
+	case p.Kind == Scale:
+		want = scalePlane(s, l, p)
+	default:
+		want = Plane{Bytes: p.Bytes}
 	}
 	for _, f := range []struct {
 		name        string
 		value, want int64
 	}{
-		{"TokenStride", p.TokenStride, token},
-		{"HeadStride", p.HeadStride, head},
-		{"Bytes", p.Bytes, bytes},
+		{"TokenStride", p.TokenStride, want.TokenStride},
+		{"HeadStride", p.HeadStride, want.HeadStride},
+		{"KVStride", p.KVStride, want.KVStride},
+		{"Bytes", p.Bytes, want.Bytes},
 	} {
 		if f.value != f.want {
 			return fault.New(fault.Invalid, at+"."+f.name, "%d is not %d, what packed %v rows of %d heads of %d %v have in pages of %d tokens",
@@ -175,24 +185,57 @@ func (s *Spec) validatePlane(l *Layer, p Plane, at string) error {
 	return nil
 }
 
-// packedStrides returns the strides of a plane of that kind in a layer. At most
-// 2^20 tokens × 2^20 elements × 2 × 2^2 bytes, or 2^16 heads in place of the
-// tokens: no overflow once the fields are in their ranges.
-func packedStrides(s *Spec, l *Layer, kind PlaneKind) (token, head int64) {
-	if !kind.hasRows() {
-		return 0, 0
-	}
-	row := int64(l.Dim) * s.DType.Size()
-	if kind == KV {
-		row *= 2
+// rowPlane returns the strides and bytes of a plane of that kind with rows, in a
+// layer. At most 2^20 tokens × 2^16 heads × 2^20 elements × 2 × 2^2 bytes: no
+// overflow once the fields are in their ranges.
+func rowPlane(s *Spec, l *Layer, kind PlaneKind, join Join) Plane {
+	row, tokens, heads := s.DType.Bytes(int64(l.Dim)), int64(s.PageSize), int64(l.Heads)
+	p := Plane{Kind: kind}
+	inner, outer := row, int64(1) // bytes of the inner axis' step; blocks that it has
+	switch {
+	case kind != KV:
+	case join == JoinRows:
+		p.KVStride, inner = row, 2*row
+	case s.Layout == HND:
+		p.KVStride, outer = row*tokens, 2
+	default:
+		p.KVStride, outer = row*heads, 2
 	}
 	switch s.Layout {
 	case NHD:
-		return row * int64(l.Heads), row
+		p.HeadStride, p.TokenStride = inner, inner*heads*outer
+		p.Bytes = p.TokenStride * tokens
 	case HND:
-		return row, row * int64(s.PageSize)
+		p.TokenStride, p.HeadStride = inner, inner*tokens*outer
+		p.Bytes = p.HeadStride * heads
+	default:
+		p.TokenStride, p.Bytes = row, row*tokens
 	}
-	return row, 0
+	return p
+}
+
+// scalePlane returns the strides and bytes that a Scale plane must have, given
+// which strides p has and its bytes. The divisions keep hostile strides out of
+// the arithmetic.
+func scalePlane(s *Spec, l *Layer, p Plane) Plane {
+	tokens, heads := int64(s.PageSize), int64(l.Heads)
+	want := Plane{Bytes: p.Bytes}
+	switch perToken, perHead := p.TokenStride > 0, p.HeadStride > 0 && heads > 0; {
+	case perToken && perHead:
+		one := p.Bytes / (tokens * heads)
+		want.TokenStride, want.HeadStride = one*heads, one
+		if s.Layout == HND {
+			want.TokenStride, want.HeadStride = one, one*tokens
+		}
+		want.Bytes = one * tokens * heads
+	case perToken:
+		want.TokenStride = p.Bytes / tokens
+		want.Bytes = want.TokenStride * tokens
+	case perHead:
+		want.HeadStride = p.Bytes / heads
+		want.Bytes = want.HeadStride * heads
+	}
+	return want
 }
 
 // planeEnd returns the offset behind the last page of p, and false when it does

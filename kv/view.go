@@ -11,7 +11,8 @@ import (
 
 // View is a strided tensor over part of a memory: what an attention kernel
 // takes. The first Dims entries of Shape and Stride count. Every element lies
-// inside Mem; Stride may be negative (V before K).
+// inside Mem; Stride may be negative (V before K). With a 4-bit type the last
+// axis counts bytes of two elements.
 type View struct {
 	Mem    *device.Memory
 	Off    int64 // bytes from the start of Mem to element 0, 0, …
@@ -24,11 +25,12 @@ type View struct {
 // ChunkView is the view of tokens [t0, t1) of page p in the layer at that
 // position, over mem, which stands for the region that the layer lies in: the
 // cache's own memory, or a mapping of another cache with this very geometry.
-// Shape: NHD [2, t1-t0, heads, dim]; HND [2, heads, page_size, dim]; MLA
-// [t1-t0, dim].
+// Shape: NHD [2, t1-t0, heads, dim]; HND [2, heads, t1-t0, dim]; MLA [t1-t0,
+// dim].
 //
 // Kinds: fault.Invalid (out of range; mem too small), fault.Unsupported (part of
-// a page in HND; a layer of no rows; K and V in different regions).
+// a layer with a plane that moves whole; a layer of no rows; K and V in different
+// regions).
 func (g *Geometry) ChunkView(mem *device.Memory, layer int, p page.ID, t0, t1 int) (View, error) {
 	return g.view(func(int) *device.Memory { return mem }, layer, p, t0, t1)
 }
@@ -84,8 +86,8 @@ func (g *Geometry) viewOf(memory func(region int) *device.Memory, l *Layer, p pa
 	if pl == nil {
 		return View{}, fault.New(fault.Unsupported, fmt.Sprintf("layer %d", l.ID), "has no rows of K and V or of latents")
 	}
-	e := g.spec.DType.Size()
-	tokens, heads, dim := int64(t1-t0), int64(l.Heads), int64(l.Dim)
+	e := g.spec.DType.unit()
+	tokens, heads, dim := int64(t1-t0), int64(l.Heads), g.spec.DType.Bytes(int64(l.Dim))/e
 	view := View{DType: g.spec.DType, Off: pl.Offset + int64(p)*pl.PageStride + int64(t0)*pl.TokenStride}
 	axis := func(shape, stride int64) {
 		view.Shape[view.Dims], view.Stride[view.Dims] = shape, stride
@@ -93,7 +95,7 @@ func (g *Geometry) viewOf(memory func(region int) *device.Memory, l *Layer, p pa
 	}
 	switch v := l.find(V); {
 	case pl.Kind == KV:
-		axis(2, dim*e)
+		axis(2, pl.KVStride)
 	case pl.Kind == K && v.Region != pl.Region:
 		return View{}, fault.New(fault.Unsupported, fmt.Sprintf("layer %d", l.ID),
 			"K is in region %d and V in region %d: no stride leads from one to the other", pl.Region, v.Region).
@@ -156,7 +158,7 @@ func (v View) Rows() (iter.Seq[[]byte], error) {
 		return nil, fault.New(fault.Unsupported, "view", "is over memory of %s, which the host can't address", v.Mem.Device())
 	}
 	// The trailing axes without gaps are one row.
-	row, outer := v.DType.Size(), v.Dims
+	row, outer := v.DType.unit(), v.Dims
 	for outer > 0 && (v.Stride[outer-1] == row || v.Shape[outer-1] == 1) {
 		outer--
 		row *= v.Shape[outer]

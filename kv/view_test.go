@@ -21,23 +21,37 @@ func TestCache_ChunksCoverExactlyTheTokensAsked(t *testing.T) {
 		layer, p := rapid.IntRange(0, c.Layers-1).Draw(t, "layer"), rapid.IntRange(0, c.Pages-1).Draw(t, "page")
 		t0 := rapid.IntRange(0, c.PageSize).Draw(t, "t0")
 		t1 := rapid.IntRange(t0, c.PageSize).Draw(t, "t1")
-		if c.Layout == HND {
-			t0, t1 = 0, c.PageSize
+		chunks, err := cache.Chunks(nil, layer, page.ID(p), t0, t1)
+		if part := 0 < t1-t0 && t1-t0 < c.PageSize; part && !c.cuts() {
+			if fault.KindOf(err) != fault.Unsupported {
+				t.Fatalf("part of what moves whole: %v", err)
+			}
+			return
+		}
+		if err != nil {
+			t.Fatal(err)
 		}
 		want := map[place]bool{} // every byte
+		sizes := map[int]int64{}
+		for _, p := range c.parts() {
+			sizes[p.number] = p.bytes
+		}
 		for e, at := range walk(c, a) {
-			if e.layer == layer && e.page == p && t0 <= e.token && e.token < t1 {
-				for i := range c.DType.Size() {
+			if e.layer == layer && e.page == p && t0 < t1 && (!c.cuts() || (t0 <= e.token && e.token < t1)) {
+				for i := range sizes[e.part] {
 					want[place{at.region, at.off + i}] = true
 				}
 			}
 		}
-		chunks, err := cache.Chunks(nil, layer, page.ID(p), t0, t1)
-		if err != nil {
-			t.Fatal(err)
+		// As few chunks as there are: none ends where another begins.
+		ends := map[place]PlaneKind{}
+		for _, ch := range chunks {
+			ends[place{ch.Region, ch.Off + ch.Bytes}] = ch.Kind
 		}
-		if planes := len(g.spec.Layers[layer].Planes); t0 < t1 && len(chunks) != planes {
-			t.Fatalf("%d chunks for %d planes", len(chunks), planes)
+		for _, ch := range chunks {
+			if kind := ends[place{ch.Region, ch.Off}]; kind == ch.Kind && kind != Scale {
+				t.Fatalf("two chunks of one plane (%v) follow each other at %d", kind, ch.Off)
+			}
 		}
 		for _, ch := range chunks {
 			if ch.Addr != cache.regions[ch.Region].Base()+uintptr(ch.Off) {
@@ -79,6 +93,7 @@ func TestGeometry_ChunksAddressAnotherCacheByItsOwnStrides(t *testing.T) {
 func TestCache_IdsAndRangesAreAlwaysChecked(t *testing.T) {
 	nhd := wrapped(t, must(small.LayerMajor())(t), 1)
 	hnd := wrapped(t, must(small.with(func(c *Config) { c.Layout = HND }).LayerMajor())(t), 1)
+	whole := wrapped(t, must(small.with(func(c *Config) { c.Scale, c.ScaleBytes = PerPage, 4 }).LayerMajor())(t), 1)
 	for _, c := range []struct {
 		cache     *Cache
 		layer     int
@@ -95,8 +110,9 @@ func TestCache_IdsAndRangesAreAlwaysChecked(t *testing.T) {
 		{nhd, 0, 0, -1, 1, fault.Invalid, "tokens", "[-1, 1) is not in [0, 4)"},
 		{nhd, 0, 0, 3, 2, fault.Invalid, "tokens", "[3, 2) is not in [0, 4)"},
 		{nhd, 0, 0, 0, 5, fault.Invalid, "tokens", "[0, 5) is not in [0, 4)"},
-		{hnd, 0, 0, 0, 3, fault.Unsupported, "HND", "[0, 3)"},
-		{hnd, 0, 0, 1, 4, fault.Unsupported, "HND", "[1, 4)"},
+		{hnd, 0, 0, 3, 2, fault.Invalid, "tokens", "[3, 2) is not in [0, 4)"},
+		{whole, 0, 0, 0, 3, fault.Unsupported, "layer 20", "[0, 3)"},
+		{whole, 0, 0, 1, 4, fault.Unsupported, "layer 20", "[1, 4)"},
 	} {
 		_, err := c.cache.Chunks(nil, c.layer, c.p, c.t0, c.t1)
 		mustRefuse(t, err, c.kind, c.mentions, c.mentions2)
@@ -111,11 +127,11 @@ func TestCache_IdsAndRangesAreAlwaysChecked(t *testing.T) {
 	mustRefuse(t, err, fault.Invalid, "7 is not in 0 … 6")
 	_, err = nhd.Region(1)
 	mustRefuse(t, err, fault.Invalid, "region", "1 is not in 0 … 0")
-	for _, whole := range []*Cache{nhd, hnd} {
-		if chunks := must(whole.Chunks(nil, 0, 0, 0, 4))(t); len(chunks) != 2 {
+	for _, c := range []*Cache{nhd, hnd} {
+		if chunks := must(c.Chunks(nil, 0, 0, 0, 4))(t); len(chunks) != 2 {
 			t.Errorf("%d chunks of a whole page", len(chunks))
 		}
-		if chunks := must(whole.Chunks(nil, 0, 0, 2, 2))(t); len(chunks) != 0 {
+		if chunks := must(c.Chunks(nil, 0, 0, 2, 2))(t); len(chunks) != 0 {
 			t.Errorf("%d chunks of no tokens", len(chunks))
 		}
 	}
@@ -143,7 +159,7 @@ func TestView_ElementsLieWhereTheWalkSays(t *testing.T) {
 		layer, p := rapid.IntRange(0, c.Layers-1).Draw(t, "layer"), rapid.IntRange(0, c.Pages-1).Draw(t, "page")
 		t0 := rapid.IntRange(0, c.PageSize-1).Draw(t, "t0")
 		t1 := rapid.IntRange(t0+1, c.PageSize).Draw(t, "t1")
-		if c.Layout == HND {
+		if !c.cuts() {
 			t0, t1 = 0, c.PageSize
 		}
 		chunk, err := cache.ChunkView(layer, page.ID(p), t0, t1)
@@ -156,7 +172,7 @@ func TestView_ElementsLieWhereTheWalkSays(t *testing.T) {
 		}
 		count := map[bool]int64{}
 		for e, at := range walk(c, a) {
-			if e.layer != layer {
+			if e.layer != layer || e.part != rowPart {
 				continue
 			}
 			check := func(v View, index []int, whole bool) {
@@ -296,36 +312,56 @@ func TestView_NeedsOneStrideFromKToV(t *testing.T) {
 }
 
 func TestAppending_AllocatesNothing(t *testing.T) {
-	g := must(small.PerLayerKVFirst())(t)
-	c := wrapped(t, g, 1)
-	packed := wrapped(t, must(g.Packed(9))(t), 1)
-	route := must(NewRoute(packed, c))(t)
-	chunks, boxes, ops := make([]Chunk, 0, 100), make([]Box, 0, 100), make([]device.Op, 0, 100)
-	row := Rows{DType: FP32, Data: make([]byte, 40)}
-	pages, slots := []page.ID{3}, []int32{1}
-	out := make([]byte, 0, 100)
-	if n := testing.AllocsPerRun(100, func() {
-		var err error
-		if chunks, err = c.Chunks(chunks[:0], 1, 2, 1, 3); err != nil {
-			t.Fatal(err)
-		}
-		if boxes, err = route.AppendBoxes(boxes[:0], page.Run{Dst: 2, Src: 1, N: 3}); err != nil {
-			t.Fatal(err)
-		}
-		if boxes, err = route.AppendTokenBoxes(boxes, 2, 1, 0, 3); err != nil {
-			t.Fatal(err)
-		}
-		ops = route.AppendOps(ops[:0], boxes)
-		if err = c.WriteTokens(0, row, row, pages, slots); err != nil {
-			t.Fatal(err)
-		}
-		if out, err = c.ReadTokens(out[:0], 0, pages, slots); err != nil {
-			t.Fatal(err)
-		}
-	}); n > 0 {
-		t.Errorf("%v allocations", n)
+	quantised := func(layout Layout, heads int) *Cache {
+		c := small.with(func(c *Config) { c.Layout, c.KVHeads, c.Scale, c.ScaleBytes = layout, heads, PerTokenHead, 4 })
+		return wrapped(t, must(c.PerLayerKVFirst())(t), 1)
 	}
-	if len(chunks) == 0 || len(boxes) == 0 || len(ops) == 0 || len(out) == 0 {
-		t.Error("nothing was appended")
+	for _, c := range []*Cache{wrapped(t, must(small.PerLayerKVFirst())(t), 1), quantised(NHD, 2), quantised(HND, 2)} {
+		packed := wrapped(t, must(c.g.Packed(9))(t), 1)
+		route := must(NewRoute(packed, c))(t)
+		heads := route
+		if c.Geometry().Regions() > 3 {
+			heads = must(NewHeadRoute(quantised(c.Layout(), 1), c))(t)
+		}
+		chunks, boxes, ops := make([]Chunk, 0, 100), make([]Box, 0, 200), make([]device.Op, 0, 1000)
+		row := Rows{DType: FP32, Data: make([]byte, 40)}
+		pages, slots := []page.ID{3}, []int32{1}
+		out := make([]byte, 0, 100)
+		if n := testing.AllocsPerRun(100, func() {
+			var err error
+			if chunks, err = c.Chunks(chunks[:0], 1, 2, 1, 3); err != nil {
+				t.Fatal(err)
+			}
+			ops = ops[:0]
+			for _, r := range []*Route{route, heads} {
+				if boxes, err = r.AppendBoxes(boxes[:0], page.Run{Dst: 2, Src: 1, N: 3}); err != nil {
+					t.Fatal(err)
+				}
+				if boxes, err = r.AppendTokenBoxes(boxes, 2, 1, 0, 3); err != nil {
+					t.Fatal(err)
+				}
+				ops = r.AppendOps(ops, boxes)
+			}
+			if err = c.WriteTokens(0, row, row, pages, slots); err != nil {
+				t.Fatal(err)
+			}
+			if out, err = c.ReadTokens(out[:0], 0, pages, slots); err != nil {
+				t.Fatal(err)
+			}
+			if c.Geometry().Regions() == 3 {
+				return
+			}
+			if out, err = c.ReadScales(out, 0, 1, pages, slots); err != nil {
+				t.Fatal(err)
+			}
+			if err = c.WriteScales(0, 0, out[len(out)-8:], pages, slots); err != nil {
+				t.Fatal(err)
+			}
+		}); n > 0 {
+			t.Errorf("%v: %v allocations", c.Layout(), n)
+		}
+		if len(chunks) == 0 || len(boxes) == 0 || len(ops) == 0 || len(out) == 0 {
+			t.Error("nothing was appended")
+		}
 	}
 }

@@ -79,7 +79,17 @@ func packed(c kv.Config, pages int) func() (*kv.Geometry, error) {
 	}
 }
 
-// routes covers both directions between every arrangement and the packed form of
+func layerMajor(c kv.Config, pages int) func() (*kv.Geometry, error) {
+	return func() (*kv.Geometry, error) {
+		g, err := c.LayerMajor()
+		if err != nil {
+			return nil, err
+		}
+		return g.PackedLayerMajor(pages)
+	}
+}
+
+// routes covers both directions between every arrangement and the packed forms of
 // host pools, unequal numbers of pages, one layer, one page, and layers of
 // different size.
 func routes() []route {
@@ -87,6 +97,11 @@ func routes() []route {
 	single := with(func(c *kv.Config) { c.Layers = 1 })
 	hnd := with(func(c *kv.Config) { c.Layout = kv.HND })
 	mla := with(func(c *kv.Config) { c.Layout, c.KVHeads, c.HeadDim, c.LatentDim = kv.MLA, 0, 0, 6 })
+	joined := with(func(c *kv.Config) { c.Layout, c.Join, c.PageAlign = kv.HND, kv.JoinBlocks, 512 })
+	quantised := with(func(c *kv.Config) {
+		c.Layout, c.KVHeads, c.HeadDim, c.LatentDim = kv.MLA, 0, 0, 6
+		c.DType, c.Scale, c.ScaleBytes, c.StateBytes = kv.INT4, kv.PerToken, 2, 40
+	})
 	one := with(func(c *kv.Config) { c.Pages = 1 })
 	return []route{
 		{"layer-major to host", packed(small, 20), small.LayerMajor},
@@ -100,6 +115,11 @@ func routes() []route {
 		{"one page", packed(one, 3), one.LayerMajor},
 		{"hnd", packed(hnd, 20), hnd.LayerMajor},
 		{"mla", packed(mla, 20), mla.LayerMajor},
+		{"layer-major to layer-major host", layerMajor(small, 20), small.LayerMajor},
+		{"layer-major host to kv-first", small.PerLayerKVFirst, layerMajor(small, 20)},
+		{"page-major host to layer-major host", layerMajor(small, 20), packed(small, 20)},
+		{"joined hnd with padding", packed(joined, 20), joined.PerLayerPageFirst},
+		{"4-bit rows, scales and states", packed(quantised, 20), quantised.LayerMajor},
 		{"layers of different size", func() (*kv.Geometry, error) { return uneven(20, 0) }, func() (*kv.Geometry, error) { return uneven(12, 64) }},
 	}
 }

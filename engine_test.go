@@ -265,7 +265,7 @@ type stretch struct {
 func (e *engine) stretches(dst []stretch, pages []page.ID, layer, t int) []stretch {
 	l, g := &e.layers[layer], e.cache.Geometry()
 	id, slot := int64(pages[t/e.size]), int64(t%e.size)
-	element := int(g.DType().Size())
+	element := int(g.DType().Bytes(1)) // no 4-bit type here
 	at := 0
 	for i := range l.Planes {
 		p := &l.Planes[i]

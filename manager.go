@@ -108,7 +108,7 @@ func (m *Manager) open() (err error) {
 	}
 	m.store, err = store.Open(store.Options{
 		Cache: m.o.Cache, Arena: m.arena, Pool: m.pool, Copies: m.copies, Compute: m.o.Compute, Device: m.o.Device,
-		Inclusive: m.o.Inclusive, History: m.o.History, Logger: m.o.Logger,
+		Inclusive: m.o.Inclusive, WriteThrough: m.o.WriteThrough, History: m.o.History, Logger: m.o.Logger,
 	})
 	return err
 }

@@ -25,6 +25,10 @@ type Options struct {
 	// Inclusive keeps a page's host copy when it is promoted. The zero value is
 	// exclusive: a page is on the device or on the host, never on both for long.
 	Inclusive bool
+	// WriteThrough copies every page to the host pool when it is put or used, rather
+	// than when it leaves the device: more copies, and a device page that can be
+	// given up at once. It implies Inclusive.
+	WriteThrough bool
 	// Compute is the stream on which the engine reads and writes pages. When set,
 	// copies are ordered behind its work and it behind theirs, and nobody waits.
 	// When nil, the engine waits for Admission.Wait before it touches the pages,

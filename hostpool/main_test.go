@@ -81,6 +81,13 @@ func (r *rig) stream(name string) device.Stream {
 	return s
 }
 
+// hold holds a stream back until release, or the end of the test at the latest.
+func (r *rig) hold(s device.Stream) (release func()) {
+	release = r.host.Hold(s)
+	r.Cleanup(release)
+	return release
+}
+
 // pool opens a pool of this many pages, grown, which the end of the test closes.
 func (r *rig) pool(pages int) *Pool {
 	r.Helper()
@@ -110,7 +117,7 @@ func (r *rig) claim(p *Pool, n int) []page.ID {
 func (r *rig) offload(p *Pool, host, dev page.ID) *device.Ticket {
 	r.Helper()
 	t := device.NewTicket()
-	_, err := p.Offload(r.copies, []page.Pair{{Dst: host, Src: dev}}, t)
+	_, err := p.CopyIn(r.copies, []page.Pair{{Dst: host, Src: dev}}, t)
 	noError(r, err)
 	return t
 }
@@ -118,7 +125,7 @@ func (r *rig) offload(p *Pool, host, dev page.ID) *device.Ticket {
 func (r *rig) reload(p *Pool, dev, host page.ID) *device.Ticket {
 	r.Helper()
 	t := device.NewTicket()
-	_, err := p.Reload(r.copies, []page.Pair{{Dst: dev, Src: host}}, t)
+	_, err := p.CopyOut(r.copies, []page.Pair{{Dst: dev, Src: host}}, t)
 	noError(r, err)
 	return t
 }

@@ -15,7 +15,7 @@
 //	claimed → free                     Abandon: the copy failed, or is no longer wanted
 //	kept    → free                     Release
 //
-// A copy in flight (Offload into claimed pages, Reload out of kept ones) holds
+// A copy in flight (CopyIn into claimed pages, CopyOut out of kept ones) holds
 // its pages: another copy of them, Commit, Abandon and Release are refused with
 // fault.Busy until the copy's ticket is done. So a page has one copy at a time,
 // and changes hands only through the ticket of the last one, whatever streams the
@@ -49,6 +49,9 @@ type Options struct {
 	Pages int
 	// Host is the device that the pool's memory comes from. Required.
 	Host *device.Host
+	// Device is the device of the cache and of the streams, which makes the events
+	// that Sync waits for. Nil means Host.
+	Device device.Device
 	// Copier moves the pages. Nil means the portable one.
 	Copier copier.Copier
 	// GrowBytes is how much memory is touched at a time in the background, at
@@ -67,6 +70,7 @@ type Pool struct {
 	copier  copier.Copier
 	offload *kv.Route // device → host
 	reload  *kv.Route // host → device
+	device  device.Device
 	log     *slog.Logger
 	pages   int
 
@@ -78,6 +82,10 @@ type Pool struct {
 	state  []state          // by page; guarded by mu
 	last   []*device.Ticket // by page: the last copy that touched it; guarded by mu
 	closed bool             // guarded by mu
+
+	suspended map[Name]*suspended            // guarded by mu; see suspended.go
+	leaving   []leaving                      // guarded by mu
+	fences    map[device.Stream]device.Event // guarded by mu: behind the last copy on each stream
 }
 
 type state uint8
@@ -131,6 +139,7 @@ func prepare(o Options) (*Pool, error) {
 	p := &Pool{
 		mem: mem.Bytes(), memory: mem, copier: o.Copier, log: o.Logger, pages: o.Pages, grown: device.NewTicket(),
 		state: make([]state, o.Pages), last: make([]*device.Ticket, o.Pages),
+		suspended: map[Name]*suspended{}, fences: map[device.Stream]device.Event{}, device: o.Device,
 	}
 	if err := p.assemble(g, o); err != nil {
 		return nil, errors.Join(err, mem.Free())
@@ -139,6 +148,9 @@ func prepare(o Options) (*Pool, error) {
 }
 
 func (p *Pool) assemble(g *kv.Geometry, o Options) (err error) {
+	if p.device == nil {
+		p.device = o.Host
+	}
 	if p.copier == nil {
 		p.copier = copier.NewPortable()
 	}
@@ -201,7 +213,12 @@ func (p *Pool) Pages() int { return p.pages }
 func (p *Pool) PageBytes() int64 { return p.cache.Geometry().PageBytes() }
 
 // NumFree is how many pages can be claimed now.
-func (p *Pool) NumFree() int { return p.arena.NumFree() }
+func (p *Pool) NumFree() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.reap()
+	return p.arena.NumFree()
+}
 
 // Claim appends n free pages to dst, all or nothing. A full pool refuses with a
 // *page.FullError, whose Shortfall says how many pages are missing.
@@ -211,42 +228,54 @@ func (p *Pool) Claim(dst []page.ID, n int) ([]page.ID, error) {
 	if p.closed {
 		return dst, errClosed()
 	}
+	p.reap()
 	before := len(dst)
 	dst, err := p.arena.Acquire(dst, n)
 	if err != nil {
 		return dst[:before], fmt.Errorf("host pool: %w", err)
 	}
 	for _, id := range dst[before:] {
-		p.state[id], p.last[id] = claimed, nil
+		p.state[id] = claimed
 	}
 	return dst, nil
 }
 
-// Offload enqueues on s the copy of device pages (Src) into claimed host pages
+// CopyIn enqueues on s the copy of device pages (Src) into claimed host pages
 // (Dst). t is completed when the copies have run; after an error it is too, with
 // that error, once whatever was enqueued has drained. Until then the pages of both
 // sides are in use. Kinds: fault.Invalid (not claimed, or twice in pairs),
 // fault.Busy (a copy is in flight), those of the stream, fault.Closed.
-func (p *Pool) Offload(s device.Stream, pairs []page.Pair, t *device.Ticket) (copier.Moved, error) {
+func (p *Pool) CopyIn(s device.Stream, pairs []page.Pair, t *device.Ticket) (copier.Moved, error) {
 	return p.copy(s, p.offload, pairs, t, claimed, func(x page.Pair) page.ID { return x.Dst })
 }
 
-// Reload enqueues on s the copy of kept host pages (Src) onto device pages
-// (Dst). t is completed as in Offload.
-func (p *Pool) Reload(s device.Stream, pairs []page.Pair, t *device.Ticket) (copier.Moved, error) {
+// CopyOut enqueues on s the copy of kept host pages (Src) onto device pages
+// (Dst). t is completed as in CopyIn.
+func (p *Pool) CopyOut(s device.Stream, pairs []page.Pair, t *device.Ticket) (copier.Moved, error) {
 	return p.copy(s, p.reload, pairs, t, kept, func(x page.Pair) page.ID { return x.Src })
 }
 
 func (p *Pool) copy(s device.Stream, r *kv.Route, pairs []page.Pair, t *device.Ticket, want state, host func(page.Pair) page.ID) (copier.Moved, error) {
-	if err := p.hold(pairs, t, want, host); err != nil {
+	p.mu.Lock()
+	err := p.use(len(pairs), func(i int) page.ID { return host(pairs[i]) }, t, want)
+	p.mu.Unlock()
+	if err != nil {
 		t.Complete(err)
 		return copier.Moved{}, err
 	}
+	return p.start(s, r, pairs, t)
+}
+
+// start enqueues a copy whose host pages are marked as used by t.
+func (p *Pool) start(s device.Stream, r *kv.Route, pairs []page.Pair, t *device.Ticket) (copier.Moved, error) {
 	if r.PageBytes() == 0 { // nothing to move, nothing to wait for
 		t.Complete(nil)
 		return copier.Moved{Pages: len(pairs)}, nil
 	}
 	moved, err := p.copier.Copy(s, r, pairs)
+	if err == nil {
+		err = p.fence(s)
+	}
 	drained := t
 	if err != nil { // the stream may be well, and say so when it gets there; the copy is not
 		drained = device.NewTicket()
@@ -266,20 +295,50 @@ func (p *Pool) copy(s device.Stream, r *kv.Route, pairs []page.Pair, t *device.T
 	return moved, err
 }
 
-// hold marks the host pages of pairs as used by the copy of t.
-func (p *Pool) hold(pairs []page.Pair, t *device.Ticket, want state, host func(page.Pair) page.ID) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+// use marks n host pages as used by the copy of t.
+func (p *Pool) use(n int, id func(i int) page.ID, t *device.Ticket, want state) error {
 	if p.closed {
 		return errClosed()
 	}
-	for _, x := range pairs {
-		if err := p.checkState(host(x), want); err != nil {
+	for i := range n {
+		if err := p.checkState(id(i), want); err != nil {
 			return err
 		}
 	}
-	for _, x := range pairs {
-		p.last[host(x)] = t
+	for i := range n {
+		p.last[id(i)] = t
+	}
+	return nil
+}
+
+// fence puts an event behind what is enqueued on s.
+func (p *Pool) fence(s device.Stream) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	e := p.fences[s]
+	if e == nil {
+		var err error
+		if e, err = p.device.NewEvent(); err != nil {
+			return err
+		}
+		p.fences[s] = e
+	}
+	return s.Record(e)
+}
+
+// Sync makes work enqueued on s from now on run behind every copy that was enqueued
+// before, in both directions: the pages that an offload has read may then be
+// written, and those that a reload writes may be read. It does not wait.
+func (p *Pool) Sync(s device.Stream) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for of, e := range p.fences {
+		if of == s {
+			continue
+		}
+		if err := s.Wait(e); err != nil {
+			return fmt.Errorf("host pool: sync: %w", err)
+		}
 	}
 	return nil
 }
@@ -290,6 +349,10 @@ func (p *Pool) hold(pairs []page.Pair, t *device.Ticket, want state, host func(p
 func (p *Pool) Commit(ids ...page.ID) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	return p.keep(ids)
+}
+
+func (p *Pool) keep(ids []page.ID) error {
 	for _, id := range ids {
 		if err := p.checkState(id, claimed); err != nil {
 			return err
@@ -325,6 +388,10 @@ func (p *Pool) giveBack(ids []page.ID, want state) error {
 			return err
 		}
 	}
+	return p.free(ids)
+}
+
+func (p *Pool) free(ids []page.ID) error {
 	if _, err := p.arena.Release(ids); err != nil {
 		return err
 	}
@@ -379,6 +446,7 @@ func (p *Pool) Close() error {
 			}
 		}
 	}
+	p.reap()
 	p.stop()
 	<-p.grown.Done()
 	// A stream that failed completes tickets before it has come to the end of its

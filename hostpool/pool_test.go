@@ -76,7 +76,7 @@ func TestPool_RoundTrip(t *testing.T) {
 			}
 			ids := r.claim(p, 3)
 			out := device.NewTicket()
-			_, err = p.Offload(r.copies, []page.Pair{{Dst: ids[0], Src: 2}, {Dst: ids[2], Src: 0}, {Dst: ids[1], Src: 3}}, out)
+			_, err = p.CopyIn(r.copies, []page.Pair{{Dst: ids[0], Src: 2}, {Dst: ids[2], Src: 0}, {Dst: ids[1], Src: 3}}, out)
 			noError(t, err)
 			noError(t, wait(out))
 			noError(t, p.Commit(ids...))
@@ -89,7 +89,7 @@ func TestPool_RoundTrip(t *testing.T) {
 				}
 			}
 			back := device.NewTicket()
-			_, err = p.Reload(r.copies, []page.Pair{{Dst: 5, Src: ids[0]}, {Dst: 1, Src: ids[1]}, {Dst: 0, Src: ids[2]}}, back)
+			_, err = p.CopyOut(r.copies, []page.Pair{{Dst: 5, Src: ids[0]}, {Dst: 1, Src: ids[1]}, {Dst: 0, Src: ids[2]}}, back)
 			noError(t, err)
 			noError(t, wait(back))
 			r.wantDevice(5, 102)
@@ -163,14 +163,14 @@ func TestPool_WithoutBytes(t *testing.T) {
 	}
 	ids := r.claim(p, 2)
 	out, back := device.NewTicket(), device.NewTicket()
-	moved, err := p.Offload(nil, []page.Pair{{Dst: ids[0], Src: 1}}, out)
+	moved, err := p.CopyIn(nil, []page.Pair{{Dst: ids[0], Src: 1}}, out)
 	noError(t, err)
 	if done, err := out.Poll(); !done || err != nil || moved != (copier.Moved{Pages: 1}) {
 		t.Fatalf("moved %+v, done %v, error %v", moved, done, err)
 	}
 	refused(t, p.Release(ids[0]), fault.Invalid)
 	noError(t, p.Commit(ids[0]))
-	_, err = p.Reload(nil, []page.Pair{{Dst: 1, Src: ids[1]}}, back)
+	_, err = p.CopyOut(nil, []page.Pair{{Dst: 1, Src: ids[1]}}, back)
 	refused(t, err, fault.Invalid, "is claimed")
 	if p.Sum(ids[0]) != p.Sum(ids[1]) {
 		t.Error("pages without bytes differ")
@@ -225,7 +225,7 @@ func TestClose_DuringGrowth(t *testing.T) {
 		_, err = p.Claim(nil, 1)
 		refused(t, err, fault.Closed)
 		late := device.NewTicket()
-		_, err = p.Offload(r.copies, []page.Pair{{Dst: 0, Src: 0}}, late)
+		_, err = p.CopyIn(r.copies, []page.Pair{{Dst: 0, Src: 0}}, late)
 		refused(t, err, fault.Closed)
 		refused(t, wait(late), fault.Closed)
 		if len(ids) > 0 {
@@ -277,9 +277,9 @@ func TestOffload_ThatFailedHalfwayIsNeverASuccess(t *testing.T) {
 	r.closeAtEnd(p)
 	noError(t, wait(p.Grown()))
 	ids := r.claim(p, 2)
-	release := r.host.Hold(r.copies)
+	release := r.hold(r.copies)
 	ticket := device.NewTicket()
-	_, err = p.Offload(r.copies, []page.Pair{{Dst: ids[0], Src: 0}, {Dst: ids[1], Src: 1}}, ticket)
+	_, err = p.CopyIn(r.copies, []page.Pair{{Dst: ids[0], Src: 0}, {Dst: ids[1], Src: 1}}, ticket)
 	refused(t, err, fault.Device, "ran out of ops")
 	// What was enqueued has not run: all pages of the call are still in use.
 	refused(t, p.Abandon(ids[0]), fault.Busy)
@@ -297,7 +297,7 @@ func TestOffload_OnAClosedStream(t *testing.T) {
 	id := r.claim(p, 1)[0]
 	noError(t, r.copies.Close())
 	ticket := device.NewTicket()
-	_, err := p.Offload(r.copies, []page.Pair{{Dst: id, Src: 0}}, ticket)
+	_, err := p.CopyIn(r.copies, []page.Pair{{Dst: id, Src: 0}}, ticket)
 	refused(t, err, fault.Closed)
 	refused(t, wait(ticket), fault.Closed)
 	refused(t, p.Commit(id), fault.Device)
@@ -314,7 +314,7 @@ func TestClose_WhileAFailedStreamStillNamesTheMemory(t *testing.T) {
 	refused(t, wait(r.offload(p, ids[0], 0)), fault.Device)
 	// Work of somebody else, with the pool's memory, that the pool knows nothing of.
 	other := r.stream("other")
-	release := r.host.Hold(other)
+	release := r.hold(other)
 	noError(t, other.Copy([]device.Op{{Dst: p.memory, Src: p.memory, SrcOff: p.PageBytes(), Bytes: p.PageBytes()}}))
 	refused(t, p.Close(), fault.Busy)
 	noError(t, p.Abandon(ids[0])) // it is open still
@@ -336,7 +336,7 @@ func TestRelease_WaitsForTheCopy(t *testing.T) {
 			p := r.pool(1)
 			id := r.keep(p, 0, 1)
 			r.poison()
-			release := r.host.Hold(r.copies)
+			release := r.hold(r.copies)
 			ticket := r.reload(p, 5, id)
 			if forget {
 				p.last[id] = nil
@@ -361,7 +361,7 @@ func TestRelease_WaitsForTheCopy(t *testing.T) {
 			p := r.pool(1)
 			r.write(0, 1)
 			id := r.claim(p, 1)[0]
-			release := r.host.Hold(r.copies)
+			release := r.hold(r.copies)
 			ticket := r.offload(p, id, 0)
 			if forget {
 				p.last[id] = nil
@@ -387,10 +387,10 @@ func TestReload_OfOnePageOnTwoStreamsIsRefused(t *testing.T) {
 	p := r.pool(1)
 	id := r.keep(p, 0, 1)
 	other := r.stream("other")
-	release := r.host.Hold(r.copies)
+	release := r.hold(r.copies)
 	first := r.reload(p, 4, id)
 	second := device.NewTicket()
-	_, err := p.Reload(other, []page.Pair{{Dst: 5, Src: id}}, second)
+	_, err := p.CopyOut(other, []page.Pair{{Dst: 5, Src: id}}, second)
 	refused(t, err, fault.Busy)
 	refused(t, p.Release(id), fault.Busy)
 	release()
@@ -443,7 +443,7 @@ func trip(r *rig, p *Pool, s device.Stream, w page.ID, key uint64) error {
 	}
 	r.write(2*w, key)
 	down, up := device.NewTicket(), device.NewTicket()
-	if _, err := p.Offload(s, []page.Pair{{Dst: ids[0], Src: 2 * w}}, down); err != nil {
+	if _, err := p.CopyIn(s, []page.Pair{{Dst: ids[0], Src: 2 * w}}, down); err != nil {
 		return err
 	}
 	if err := p.Commit(ids[0]); err == nil { // the copy was quick
@@ -458,7 +458,7 @@ func trip(r *rig, p *Pool, s device.Stream, w page.ID, key uint64) error {
 	if key%2 == 0 {
 		return errors.Join(p.Abandon(ids[1]), p.Release(ids[0]))
 	}
-	if _, err := p.Reload(s, []page.Pair{{Dst: 2*w + 1, Src: ids[0]}}, up); err != nil {
+	if _, err := p.CopyOut(s, []page.Pair{{Dst: 2*w + 1, Src: ids[0]}}, up); err != nil {
 		return err
 	}
 	if err := errors.Join(p.Abandon(ids[1]), wait(up), p.Release(ids[0])); err != nil {

@@ -21,7 +21,7 @@ func TestPool_Transcript(t *testing.T) {
 	datadriven.Walk(t, "testdata/pool", func(t *testing.T, path string) {
 		r := newShapeRig(t)
 		x := &transcript{rig: r}
-		x.release = r.host.Hold(r.copies)
+		x.release = r.hold(r.copies)
 		defer func() {
 			x.release()
 			if !x.closed {
@@ -65,7 +65,7 @@ func (p *Pool) picture() string {
 		}
 		b.WriteString(mark)
 	}
-	return fmt.Sprintf("%s | %d free", b.String(), p.NumFree())
+	return fmt.Sprintf("%s | %d free", b.String(), p.arena.NumFree())
 }
 
 func outcome(err error) string {
@@ -125,9 +125,9 @@ func (x *transcript) run(t *testing.T, d *datadriven.TestData) string {
 		}
 		return fmt.Sprint("got ", ids)
 	case "offload", "reload":
-		move := x.pool.Offload
+		move := x.pool.CopyIn
 		if d.Cmd == "reload" {
-			move = x.pool.Reload
+			move = x.pool.CopyOut
 		}
 		ticket := device.NewTicket()
 		moved, err := move(x.copies, x.pairs(t, d), ticket)
@@ -148,7 +148,7 @@ func (x *transcript) run(t *testing.T, d *datadriven.TestData) string {
 		for i, ticket := range x.tickets {
 			fmt.Fprintf(&b, "ticket %d: %s\n", i, outcome(wait(ticket)))
 		}
-		x.tickets, x.release = nil, x.host.Hold(x.copies)
+		x.tickets, x.release = nil, x.hold(x.copies)
 		return strings.TrimSpace(b.String())
 	case "commit":
 		return outcome(x.pool.Commit(x.ids(t, d)...))

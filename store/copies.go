@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"time"
 
 	"github.com/kvferry/kvferry/device"
@@ -19,7 +18,7 @@ import (
 // settler finishes them in that order: sums first, with no lock held, then the
 // books of all its pages under mu.
 type job struct {
-	demote bool
+	kind   jobKind
 	refs   []Ref
 	epochs []uint32       // demote: as claimed
 	pairs  []page.Pair    // what is copied; in no order that means anything, for copiers sort it
@@ -29,6 +28,18 @@ type job struct {
 	freed  int            // demote: device pages freed; valid once done
 	unpin  [][]Ref        // paths whose pins go when the books are settled; guarded by Store.mu
 }
+
+func newJob(kind jobKind) *job {
+	return &job{kind: kind, copied: device.NewTicket(), done: device.NewTicket()}
+}
+
+type jobKind uint8
+
+const (
+	demotion  jobKind = iota // device → host, and the device page goes
+	promotion                // host → device
+	through                  // device → host, and the device page stays
+)
 
 // run enqueues j's copy and hands it to the settler. Pages without bytes are
 // settled here. Errors come out of j.done, like those of the copy itself. The
@@ -54,10 +65,10 @@ func (s *Store) run(j *job) {
 // copy enqueues the bytes of j. Its pages are idle and pinned or claimed by j, so
 // only the stream can refuse; whatever it says also comes out of j.copied.
 func (s *Store) copy(j *job) {
-	if j.demote {
-		_, _ = s.pool.Offload(s.o.Copies, j.pairs, j.copied)
+	if j.kind != promotion {
+		_, _ = s.pool.CopyIn(s.o.Copies, j.pairs, j.copied)
 	} else {
-		_, _ = s.pool.Reload(s.o.Copies, j.pairs, j.copied)
+		_, _ = s.pool.CopyOut(s.o.Copies, j.pairs, j.copied)
 	}
 }
 
@@ -102,14 +113,17 @@ func (s *Store) finish(j *job) {
 	<-j.copied.Done()
 	_, err := j.copied.Poll()
 	var sums []hostpool.Sum
-	if j.demote && err == nil {
+	if j.kind != promotion && err == nil {
 		sums = s.sum(nil, j.hosts)
 	}
 	s.mu.Lock()
-	if j.demote {
+	switch j.kind {
+	case demotion:
 		s.finishDemotion(j, sums, err)
-	} else {
+	case promotion:
 		s.finishPromotion(j, err)
+	case through:
+		s.finishThrough(j, sums, err)
 	}
 	for _, refs := range j.unpin { // a path may go on to another copy in flight
 		s.unpin(refs)
@@ -191,14 +205,72 @@ func (s *Store) corrupt(r Ref, e *entry) int {
 	return s.drop(r, e, fault.Corrupted)
 }
 
+// writeThrough chooses what of a path that is about to be unpinned the host does not
+// have, as much as it has room for, from the root, and returns the jobs to be run.
+// While they are in flight, unpin keeps the path together.
+func (s *Store) writeThrough(refs []Ref) (jobs []*job) {
+	if s.closed {
+		return nil
+	}
+	missing := func(r Ref) bool {
+		return r != NoRef && s.entries[r].state == kept && s.entries[r].pins == 1 &&
+			s.entries[r].part.host == page.None && s.entries[r].part.flight == nil
+	}
+	n := 0
+	for _, r := range refs {
+		if missing(r) {
+			n++
+		}
+	}
+	claimed := s.claim(n)
+	for _, r := range refs {
+		if len(claimed) == 0 {
+			break
+		}
+		if !missing(r) {
+			continue
+		}
+		if k := len(jobs); k == 0 || len(jobs[k-1].refs) == s.o.JobPages {
+			jobs = append(jobs, newJob(through))
+		}
+		j, e := jobs[len(jobs)-1], &s.entries[r]
+		j.refs, j.hosts = append(j.refs, r), append(j.hosts, claimed[0])
+		j.pairs = append(j.pairs, page.Pair{Dst: claimed[0], Src: e.part.device})
+		e.part.flight, claimed = j, claimed[1:]
+	}
+	return jobs
+}
+
+func (s *Store) finishThrough(j *job, sums []hostpool.Sum, failure error) {
+	for i, r := range j.refs {
+		e, host := &s.entries[r], j.hosts[i]
+		e.part.flight = nil
+		switch {
+		case failure != nil: // the device's page is as good as before
+			s.stats.Abandoned++
+			s.must(s.pool.Abandon(host))
+			s.list(r, e)
+		case e.part.summed && e.part.sum != sums[i]:
+			s.stats.Corrupted++
+			s.must(s.pool.Abandon(host))
+			s.corrupt(r, e)
+		default:
+			e.part.sum, e.part.summed, e.part.host = sums[i], true, host
+			s.must(s.pool.Commit(host))
+			s.note(r, written, host)
+			s.stats.Written++
+			s.list(r, e)
+		}
+	}
+}
+
 func (s *Store) finishPromotion(j *job, failure error) {
-	for _, r := range slices.Backward(j.refs) { // deepest first
+	for _, r := range j.refs { // pinned by the loader, or by j
 		e := &s.entries[r]
 		e.part.flight = nil
 		if failure != nil {
 			s.stats.CopyFailed++
 			s.releaseDevice(e)
-			s.list(r, e)
 			continue
 		}
 		s.note(r, promoted, e.part.device)
@@ -206,7 +278,6 @@ func (s *Store) finishPromotion(j *job, failure error) {
 		if !s.o.Inclusive {
 			s.releaseHost(e)
 		}
-		s.list(r, e)
 	}
 }
 
@@ -397,7 +468,7 @@ func (s *Store) promote(refs []Ref, fresh []page.ID) (jobs []*job, err error) {
 			return jobs, fmt.Errorf("store: load: %w", err)
 		}
 		if n := len(jobs); n == 0 || len(jobs[n-1].refs) == s.o.JobPages {
-			jobs = append(jobs, &job{copied: device.NewTicket(), done: device.NewTicket()})
+			jobs = append(jobs, newJob(promotion))
 		}
 		j := jobs[len(jobs)-1]
 		j.refs, j.pairs = append(j.refs, r), append(j.pairs, page.Pair{Dst: fresh[used], Src: e.part.host})

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 
-	"github.com/kvferry/kvferry/device"
 	"github.com/kvferry/kvferry/fault"
 	"github.com/kvferry/kvferry/page"
 )
@@ -101,7 +100,7 @@ func (s *Store) chooseVictims(n int) (v victims, err error) {
 			host, claimed = claimed[0], claimed[1:]
 		}
 		if k := len(v.jobs); k == 0 || len(v.jobs[k-1].refs) == s.o.JobPages {
-			v.jobs = append(v.jobs, &job{demote: true, copied: device.NewTicket(), done: device.NewTicket()})
+			v.jobs = append(v.jobs, newJob(demotion))
 		}
 		j := v.jobs[len(v.jobs)-1]
 		j.refs, j.epochs, j.hosts = append(j.refs, r), append(j.epochs, e.epoch), append(j.hosts, host)

@@ -40,7 +40,7 @@ func TestEvict_WhoseCopyFailsKeepsPagesThatArePinnedByThen(t *testing.T) {
 	r := newRig(t, setup{device: 4, host: 4, bytes: true})
 	r.fill("a")
 	r.dev.Fail(r.copies, errCable)
-	release := r.dev.Hold(r.copies)
+	release := r.hold(r.copies)
 	_, _ = r.store.Evict(ended(), 1)
 	m := r.match("a")
 	release()
@@ -58,7 +58,7 @@ func TestLoad_WhoseCopyFailsLeavesThePageOnTheHost(t *testing.T) {
 		r.evict(2)
 		r.dev.Fail(r.copies, errCable)
 		first, second := r.match("ab"), r.match("ab")
-		release := r.dev.Hold(r.copies)
+		release := r.hold(r.copies)
 		fresh, err := r.acquire(2)
 		noError(t, err)
 		var l, adopted Loaded
@@ -247,8 +247,8 @@ func TestLoad_ThatFindsItsPageGoneMeanwhileIsNotCorrupt(t *testing.T) {
 	r.evict(1) // x takes the page's place
 	r.wantWhere("x", "host")
 	l.sums = r.store.sum(l.sums[:0], l.ids)
-	noError(t, r.store.compare(m.Refs, &l))
 	r.store.readers.Done()
+	noError(t, r.store.compare(m.Refs, &l))
 	if l.sums[0] == l.want[0] {
 		t.Fatal("the place was not taken: this test shows nothing")
 	}

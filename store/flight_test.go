@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"testing"
 
@@ -29,7 +30,7 @@ func (r *rig) wantList(l *evict.LRU, want ...string) {
 func TestMatch_OfAPageOnItsWayDownKeepsIt(t *testing.T) {
 	r := newRig(t, setup{device: 4, host: 4, bytes: true})
 	r.fill("abc")
-	release := r.dev.Hold(r.copies)
+	release := r.hold(r.copies)
 	_, _ = r.store.Evict(ended(), 2) // abc and ab
 	m := r.match("abc")
 	if m.Answers[2].Tier != Device {
@@ -55,7 +56,7 @@ func TestUnpin_DuringACopyKeepsThePathInOrder(t *testing.T) {
 	t.Run("Down", func(t *testing.T) {
 		r := newRig(t, setup{device: 4, host: 4, bytes: true})
 		r.fill("abc", "x")
-		release := r.dev.Hold(r.copies)
+		release := r.hold(r.copies)
 		_, _ = r.store.Evict(ended(), 1)
 		m := r.match("abc")
 		r.store.Unpin(m.Refs)
@@ -71,7 +72,7 @@ func TestUnpin_DuringACopyKeepsThePathInOrder(t *testing.T) {
 			r := newRig(t, setup{device: 5, host: 4, bytes: true, jobPages: jobPages})
 			r.fill("abcd", "x")
 			r.evict(3) // abcd, abc and ab
-			release := r.dev.Hold(r.copies)
+			release := r.hold(r.copies)
 			u, err := r.begin("abcd")
 			noError(t, err)
 			r.end(u)
@@ -89,7 +90,7 @@ func TestUnpin_DuringACopyKeepsThePathInOrder(t *testing.T) {
 		r.fill("abc")
 		r.evict(3)
 		r.dev.Fail(r.copies, errCable)
-		release := r.dev.Hold(r.copies)
+		release := r.hold(r.copies)
 		u, err := r.begin("abc")
 		noError(t, err)
 		r.end(u)
@@ -101,7 +102,7 @@ func TestUnpin_DuringACopyKeepsThePathInOrder(t *testing.T) {
 	t.Run("AbandonedReservations", func(t *testing.T) {
 		r := newRig(t, setup{device: 4, host: 4, bytes: true})
 		r.fill("ab")
-		release := r.dev.Hold(r.copies)
+		release := r.hold(r.copies)
 		_, _ = r.store.Evict(ended(), 1)
 		refs, err := r.store.Reserve(nil, r.keys("abc"))
 		noError(t, err)
@@ -127,7 +128,7 @@ func TestLoad_OfAPageOnItsWayUpSharesItsTicket(t *testing.T) {
 	first, second := r.match("ab"), r.match("ab")
 	fresh, err := r.acquire(2)
 	noError(t, err)
-	release := r.dev.Hold(r.copies)
+	release := r.hold(r.copies)
 	var l, adopted Loaded
 	noError(t, r.store.Load(first.Refs, fresh, &l))
 	if n := r.store.Missing(second.Refs); n != 0 {
@@ -154,7 +155,7 @@ func TestLoad_OfAPageOnItsWayUpSharesItsTicket(t *testing.T) {
 func TestEvict_WhoseContextEndsFreesItsPagesLater(t *testing.T) {
 	r := newRig(t, setup{device: 4, host: 4, bytes: true, jobPages: 1})
 	r.fill("abc")
-	release := r.dev.Hold(r.copies)
+	release := r.hold(r.copies)
 	freed, err := r.store.Evict(ended(), 3)
 	if freed != 0 || !errors.Is(err, context.Canceled) {
 		t.Fatalf("%d freed, error %v", freed, err)
@@ -181,7 +182,7 @@ func TestEvict_WaitsForCopiesThatLeavePagesToGive(t *testing.T) {
 	r := newRig(t, setup{device: 2, host: 2, bytes: true})
 	r.fill("ab")
 	r.evict(1)
-	release := r.dev.Hold(r.copies)
+	release := r.hold(r.copies)
 	u, err := r.begin("ab")
 	noError(t, err)
 	r.end(u) // a and ab are pinned by the promotion of ab
@@ -203,7 +204,7 @@ func TestClose_WaitsForCopiesInFlight(t *testing.T) {
 	r := newRig(t, setup{device: 4, host: 4, bytes: true, jobPages: 1})
 	r.fill("ab", "xy")
 	r.evict(1)
-	release := r.dev.Hold(r.copies)
+	release := r.hold(r.copies)
 	u, err := r.begin("ab")
 	noError(t, err)
 	_, _ = r.store.Evict(ended(), 1)
@@ -223,6 +224,26 @@ func TestClose_WaitsForCopiesInFlight(t *testing.T) {
 	r.hostFree(4)
 }
 
+// TestClose_WaitsForPagesThatAreBeingSummed: the pool may be closed next, and its
+// memory is gone then.
+func TestClose_WaitsForPagesThatAreBeingSummed(t *testing.T) {
+	r := newRig(t, setup{device: 2, host: 2, bytes: true})
+	r.fill("a")
+	r.evict(1)
+	m := r.match("a")
+	var l Loaded
+	noError(t, r.store.departing(m.Refs, &l))
+	closed := make(chan error)
+	go func() { closed <- r.store.Close(context.Background()) }()
+	for range 1000 { // ample time to do it wrong
+		runtime.Gosched()
+	}
+	r.hostFree(1)
+	r.store.readers.Done()
+	noError(t, <-closed)
+	r.hostFree(2)
+}
+
 // TestStore_LeavesNoOrphans uses whole paths at random, pages of which may be on
 // their way up or down meanwhile: no page is ever resident without its parent.
 func TestStore_LeavesNoOrphans(t *testing.T) {
@@ -239,7 +260,7 @@ func TestStore_LeavesNoOrphans(t *testing.T) {
 			path := randomPath(rng, 3, 5)
 			release := func() {}
 			if o.bytes && rng.IntN(3) == 0 {
-				release = r.dev.Hold(r.copies)
+				release = r.hold(r.copies)
 				held++
 			}
 			switch {

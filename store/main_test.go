@@ -139,6 +139,13 @@ func (r *rig) stream(name string) device.Stream {
 	return s
 }
 
+// hold holds a stream back until release, or the end of the test at the latest.
+func (r *rig) hold(s device.Stream) (release func()) {
+	release = r.dev.Hold(s)
+	r.Cleanup(release)
+	return release
+}
+
 // key is the key of the last page of path, a byte for each page: it covers the
 // path as a chained hash would.
 func (r *rig) key(path string) page.Key {
@@ -402,7 +409,7 @@ func (r *rig) check(held map[page.ID]int) error {
 		}
 		if e.part.host != page.None {
 			onHost++
-		} else if j := e.part.flight; j != nil && j.demote {
+		} else if j := e.part.flight; j != nil && j.kind == demotion {
 			claimed++
 		}
 	}

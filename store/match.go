@@ -93,10 +93,25 @@ func (s *Store) pin(r Ref) {
 // Unpin gives back the pins of refs (a path, root first). Their pages count as
 // just used, the deepest as the oldest of them; while one of them has a copy in
 // flight, all of them stay pinned until it has settled. NoRef is passed over.
+//
+// With Options.WriteThrough the pages that the host does not have are copied to it
+// first; nobody waits for that.
 func (s *Store) Unpin(refs []Ref) {
+	if !s.o.WriteThrough || s.pool == nil {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.unpin(refs)
+		return
+	}
+	s.enqueue.Lock()
+	defer s.enqueue.Unlock()
 	s.mu.Lock()
-	defer s.mu.Unlock()
+	jobs := s.writeThrough(refs)
 	s.unpin(refs)
+	s.mu.Unlock()
+	for _, j := range jobs {
+		s.run(j)
+	}
 }
 
 func (s *Store) unpin(refs []Ref) {
@@ -149,9 +164,10 @@ const (
 	stored verb = iota
 	demoted
 	promoted
+	written
 )
 
-var verbNames = [...]string{stored: "stored on the device as page %d", demoted: "demoted to host page %d", promoted: "promoted to device page %d"}
+var verbNames = [...]string{stored: "stored on the device as page %d", demoted: "demoted to host page %d", promoted: "promoted to device page %d", written: "written through to host page %d"}
 
 func (s *Store) note(r Ref, v verb, id page.ID) {
 	m := &s.moves[r]

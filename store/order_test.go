@@ -42,7 +42,7 @@ func (r *rig) quiet() {
 
 func TestEvict_WaitsForTheEnginesWrites(t *testing.T) {
 	fenced(t, func(t *testing.T, r *rig) bool {
-		release := r.dev.Hold(r.compute)
+		release := r.hold(r.compute)
 		own, err := r.acquire(1)
 		noError(t, err)
 		r.enqueueWrite(own[0], r.key("a"))
@@ -77,7 +77,7 @@ func TestLoad_WaitsForTheEnginesReads(t *testing.T) {
 		own, err := r.acquire(1)
 		noError(t, err)
 		copy(r.bytesOf(own[0]), r.contents(r.key("old")))
-		release := r.dev.Hold(r.compute)
+		release := r.hold(r.compute)
 		got := r.enqueueRead(own[0]) // the engine still reads what was in the page
 		m := r.match("a")
 		var l Loaded
@@ -100,7 +100,7 @@ func TestLoad_HoldsTheEnginesReadsBack(t *testing.T) {
 		own, err := r.acquire(1)
 		noError(t, err)
 		copy(r.bytesOf(own[0]), r.contents(r.key("old")))
-		release := r.dev.Hold(r.copies)
+		release := r.hold(r.copies)
 		m := r.match("a")
 		var l Loaded
 		noError(t, r.store.Load(m.Refs, own, &l))
@@ -119,7 +119,7 @@ func TestLoad_HoldsTheEnginesReadsBack(t *testing.T) {
 func TestEvict_FreesAPageOnlyWhenItsCopyHasRun(t *testing.T) {
 	r := newRig(t, setup{device: 1, host: 1, bytes: true})
 	r.fill("a")
-	release := r.dev.Hold(r.copies)
+	release := r.hold(r.copies)
 	if _, err := r.store.Evict(ended(), 1); !errors.Is(err, context.Canceled) {
 		t.Fatal(err)
 	}
@@ -158,6 +158,7 @@ func TestLoad_AdoptsOnlyWhatIsEnqueued(t *testing.T) {
 	first, second := r.match("a"), r.match("a")
 	own, err := r.acquire(1)
 	noError(t, err)
+	copy(r.bytesOf(own[0]), r.contents(r.key("old")))
 	var l, adopted Loaded
 	var got []byte
 	done := make(chan struct{})
@@ -187,31 +188,39 @@ func TestLoad_AdoptsOnlyWhatIsEnqueued(t *testing.T) {
 	r.end(&use{refs: second.Refs, pages: adopted.Pages})
 }
 
-// TestEvict_EnqueuesInTheOrderOfItsChoice: a second Evict that chooses while the
-// first enqueues must not overtake it, or a parent would be older than its child.
-func TestEvict_EnqueuesInTheOrderOfItsChoice(t *testing.T) {
-	m := &meddler{Copier: copier.NewPortable()}
-	r := newRig(t, setup{device: 2, host: 2, bytes: true, copier: m})
-	r.fill("ab")
-	done := make(chan struct{})
-	m.during = func() {
-		go func() {
-			defer close(done)
-			if _, err := r.store.Evict(context.Background(), 1); err != nil {
-				t.Error(err)
-			}
-		}()
-		for range 1000 {
-			runtime.Gosched()
+// TestStore_ChoosesPagesOnlyWhenItMayEnqueue: between the choice of a copy's pages
+// and its place on the stream no other copy may come, or copies would run in another
+// order than they were chosen in, and a parent could become older than its child.
+func TestStore_ChoosesPagesOnlyWhenItMayEnqueue(t *testing.T) {
+	r := newRig(t, setup{device: 4, host: 4, bytes: true})
+	r.fill("ab", "x")
+	r.evict(1)
+	m := r.match("ab")
+	fresh, err := r.acquire(1)
+	noError(t, err)
+	var l Loaded
+	s := r.store
+	s.enqueue.Lock()
+	done := make(chan error)
+	go func() { done <- s.Load(m.Refs, fresh, &l) }()
+	go func() {
+		_, err := s.Evict(context.Background(), 1)
+		done <- err
+	}()
+	for range 1000 { // ample time to do it wrong
+		runtime.Gosched()
+	}
+	s.mu.Lock()
+	for i := range s.entries {
+		if e := &s.entries[i]; e.part.flight != nil {
+			t.Errorf("%q was chosen", r.names[s.index.keys[i]])
 		}
 	}
-	r.evict(1)
-	<-done
-	var names []string
-	for _, slot := range list(&r.store.host) {
-		names = append(names, r.names[r.store.index.keys[slot]])
-	}
-	if !slices.Equal(names, []string{"ab", "a"}) {
-		t.Errorf("the host's list is %q, oldest first; want the child first", names)
-	}
+	s.mu.Unlock()
+	s.enqueue.Unlock()
+	noError(t, errors.Join(<-done, <-done))
+	r.settled()
+	r.wantWhere("ab", "device, device")
+	r.wantWhere("x", "host")
+	r.end(&use{refs: m.Refs, pages: l.Pages})
 }

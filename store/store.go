@@ -22,6 +22,7 @@
 //
 //	demoting   device → host. Chosen only when nobody pins it. If somebody pinned it
 //	           meanwhile, its epoch has moved and the copy is abandoned: the page stays.
+//	written through  device → host while the page stays where it is, for Options.WriteThrough.
 //	promoting  host → device, for the one who pins it. The device page is known and
 //	           sealed from the start (nobody but the copy writes it), and has the store as
 //	           an owner; whoever adopts it meanwhile waits for the same ticket.
@@ -96,6 +97,9 @@ type Options struct {
 	// Inclusive keeps the host's copy of a page that was promoted. The zero
 	// value is exclusive: a page is on the device or on the host.
 	Inclusive bool
+	// WriteThrough copies every page to the host when it is put or used, rather than
+	// when it leaves the device. It implies Inclusive.
+	WriteThrough bool
 	// History is how many evicted keys are remembered, to answer "evicted"
 	// rather than "never stored". 0 means 262,144 (4 MiB).
 	History int
@@ -140,7 +144,7 @@ type part struct {
 }
 
 // promoting reports whether the device page is not complete yet.
-func (p *part) promoting() bool { return p.flight != nil && !p.flight.demote }
+func (p *part) promoting() bool { return p.flight != nil && p.flight.kind == promotion }
 
 type entryState uint8
 
@@ -187,6 +191,7 @@ type Stats struct {
 	Refused      int64 // pages offered under a key that was there already
 	Demoted      int64 // device → host, complete
 	Promoted     int64 // host → device, complete
+	Written      int64 // device → host while the page stays on the device, complete
 	Abandoned    int64 // demotions that were not wanted any more, or failed
 	EvictedHost  int64 // gone from the host tier to make room
 	DroppedCold  int64 // gone from the device because the host had no room
@@ -216,6 +221,7 @@ func Open(o Options) (*Store, error) {
 	case o.JobPages < 0:
 		return nil, fault.New(fault.Invalid, "store", "jobs of %d pages: at least 1", o.JobPages)
 	}
+	o.Inclusive = o.Inclusive || o.WriteThrough
 	if o.History == 0 {
 		o.History = 1 << 18
 	}

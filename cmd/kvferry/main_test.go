@@ -123,7 +123,7 @@ func TestBind_EveryOptionHasOneNameEverywhere(t *testing.T) {
 		}
 	}
 	known := strings.Join(optionsOf(newRoot()), " ")
-	const want = "bookkeeping config device-pages dtype head-dim host-pages json kv-heads latent-dim layers layout model page-size requests seed tiers trace verify"
+	const want = "bookkeeping compare config device-pages dtype head-dim host-pages json kv-heads latent-dim layers layout model page-size requests seed sweep tiers trace verify"
 	if known != want {
 		t.Errorf("options are\n%s, want\n%s", known, want)
 	}

@@ -31,10 +31,16 @@ timestamp is in milliseconds (it does not pace the replay), the lengths are in t
 each 512 tokens of the prompt and one for what is left: equal ids mean equal tokens up to there. Without --trace a
 chat load is made from --seed: shared system prompts, growing conversations, a long tail of documents.
 
+--compare sets the hits beside those of two policies over as many pages: least recently used, and the optimum, which
+knows what comes. --sweep does not replay: it works out both for pools from the smallest that can serve the trace to
+one that holds all of it, at once and without the memory, so that the pools can be sized.
+
 The geometry is that of --model, or of the flags --layers to --layout.`,
 		Example: `  kvferry replay
   kvferry replay --trace chat.jsonl --host-pages 48000
   kvferry replay --trace chat.jsonl --bookkeeping --json
+  kvferry replay --trace chat.jsonl --model llama-3-8b --sweep
+  kvferry replay --trace chat.jsonl --bookkeeping --compare
   kvferry replay --model llama-3-8b --page-size 16 --device-pages 2048 --requests 100`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -48,9 +54,11 @@ The geometry is that of --model, or of the flags --layers to --layout.`,
 	f.Var(&number{value: &o.DevicePages, least: 1}, "device-pages", "`pages` on the device (default 2048, fewer if there is less memory)")
 	f.Var(&number{value: &o.HostPages, least: 0}, "host-pages", "`pages` in host memory, 0 for none (default 8192, fewer if there is less memory)")
 	f.Var(&number{value: &o.PageSize, least: 1}, "page-size", "`tokens` of a page: a divisor or a multiple of 512 (default 512)")
-	f.StringVar(&o.Tiers, "tiers", o.Tiers, "`choice` of exclusive (a page is on the device or on the host) or inclusive (the host keeps what it gave)")
+	f.StringVar(&o.Tiers, "tiers", o.Tiers, "`choice` of exclusive (a page is on the device or on the host), inclusive (the host keeps what it gave) or write-through (every page that is put is copied to the host at once)")
 	f.StringVar(&o.Verify, "verify", "", "`choice` of how much of a hit page is compared: full, sample or off (default full)")
 	f.BoolVar(&o.Bookkeeping, "bookkeeping", false, "pages have no bytes: only matching, placing and evicting")
+	f.BoolVar(&o.Compare, "compare", false, "show what least recently used and the optimum hit with as many pages")
+	f.BoolVar(&o.Sweep, "sweep", false, "do not replay: show what they hit with pools of other sizes")
 	f.StringVar(&o.Model, "model", "", "geometry of this `model`: llama-3-8b, qwen2.5-0.5b or deepseek-v3")
 	f.Var(&number{value: &o.Layers, least: 1}, "layers", "`layers` of a page (default 4)")
 	f.Var(&number{value: &o.KVHeads, least: 1}, "kv-heads", "KV `heads` of a layer (default 2)")
@@ -66,6 +74,9 @@ The geometry is that of --model, or of the flags --layers to --layout.`,
 // runReplay replays and writes the answer. With --json an error is part of the
 // answer too, once the replay has begun.
 func runReplay(cmd *cobra.Command, o replay.Options, asJSON bool) error {
+	if o.Sweep {
+		return runSweep(cmd, o, asJSON)
+	}
 	result, err := replay.Run(cmd.Context(), o, cmd.ErrOrStderr())
 	if errors.Is(err, context.Canceled) {
 		return fmt.Errorf("interrupted: %w", err)
@@ -73,8 +84,7 @@ func runReplay(cmd *cobra.Command, o replay.Options, asJSON bool) error {
 	if err != nil && (result == nil || !asJSON) {
 		return err
 	}
-	info, _ := debug.ReadBuildInfo()
-	result.Version = versionOf(info).Version
+	result.Version = ownVersion()
 	if err != nil && result.Error == nil {
 		result.Error = &replay.Failure{Kind: "other", Message: err.Error()}
 		if kind := fault.KindOf(err); kind != 0 {
@@ -89,6 +99,31 @@ func runReplay(cmd *cobra.Command, o replay.Options, asJSON bool) error {
 		return errors.Join(err, fmt.Errorf("cannot write the answer: %w", werr))
 	}
 	return err
+}
+
+// runSweep works out what pools of other sizes would hit, and writes it.
+func runSweep(cmd *cobra.Command, o replay.Options, asJSON bool) error {
+	s, err := replay.RunSweep(cmd.Context(), o)
+	if errors.Is(err, context.Canceled) {
+		return fmt.Errorf("interrupted: %w", err)
+	}
+	if err != nil {
+		return err
+	}
+	s.Version = ownVersion()
+	write := s.WriteText
+	if asJSON {
+		write = s.WriteJSON
+	}
+	if err := write(cmd.OutOrStdout()); err != nil {
+		return fmt.Errorf("cannot write the answer: %w", err)
+	}
+	return nil
+}
+
+func ownVersion() string {
+	info, _ := debug.ReadBuildInfo()
+	return versionOf(info).Version
 }
 
 // number is a whole number on the command line with a least value. What was not

@@ -93,11 +93,12 @@ func Kvferry() Plan {
 			"golang.org/x/sys":      Library,
 			"github.com/zeebo/xxh3": Library,
 
-			"github.com/spf13/cobra":          Command,
-			"github.com/spf13/pflag":          Command,
-			"github.com/pelletier/go-toml/v2": Command,
-			"github.com/vbauerster/mpb/v8":    Command,
-			"golang.org/x/term":               Command,
+			"github.com/spf13/cobra":           Command,
+			"github.com/spf13/pflag":           Command,
+			"github.com/pelletier/go-toml/v2":  Command,
+			"github.com/guptarohit/asciigraph": Command,
+			"github.com/vbauerster/mpb/v8":     Command,
+			"golang.org/x/term":                Command,
 
 			"github.com/cockroachdb/datadriven": Tests,
 			"github.com/google/go-cmp":          Tests,

@@ -122,3 +122,9 @@ func bar(part, whole int64) string {
 	}
 	return s
 }
+
+// parts writes a part of 1 as a whole number, for bar.
+func parts(v float64) int64 { return int64(math.Round(v * 1e6)) }
+
+// shareOf writes part of whole, both hit ratios: 59.7 %.
+func shareOf(part, whole float64) string { return percent(parts(part), parts(whole)) }

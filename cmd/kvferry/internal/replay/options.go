@@ -23,6 +23,8 @@ const (
 const (
 	Exclusive = "exclusive" // a page lives in one of them: a promotion frees the host page
 	Inclusive = "inclusive" // a promotion leaves the host page where it is
+	// Every page that is put, or used, is copied to the host too, unless it is there.
+	WriteThrough = "write-through"
 )
 
 // How much of a page that was hit is compared with what was written.
@@ -59,6 +61,9 @@ type Options struct {
 	Tiers       string
 	Verify      string // "" = VerifyFull, or VerifyOff with Bookkeeping
 	Bookkeeping bool   // pages have no bytes: a geometry of zero layers
+
+	Compare bool // work out what other policies would have hit
+	Sweep   bool // for RunSweep: do not replay, work out what other pools would hit
 }
 
 // DefaultOptions replay the built-in chat load over small pools.
@@ -91,8 +96,13 @@ func (o Options) Resolve() (Options, error) {
 		return o, fault.New(fault.Invalid, "--host-pages", "%d pages is not in 0…%d", o.HostPages, maxPages).
 			Hint("0 replays without a host pool; the default is --host-pages %d", DefaultHostPages)
 	}
-	if err := oneOf("--tiers", o.Tiers, Exclusive, Inclusive); err != nil {
+	if err := oneOf("--tiers", o.Tiers, Exclusive, Inclusive, WriteThrough); err != nil {
 		return o, err
+	}
+	if o.Sweep {
+		if err := o.checkSweep(); err != nil {
+			return o, err
+		}
 	}
 	if o.Verify == "" {
 		o.Verify = VerifyFull
@@ -122,6 +132,27 @@ func (o Options) withoutBytes() (Options, error) {
 		}
 	}
 	return o, nil
+}
+
+// checkSweep refuses what would have no effect with Sweep.
+func (o Options) checkSweep() error {
+	if o.Compare {
+		return fault.New(fault.Invalid, "--sweep", "shows both policies of --compare for every size, and replays nothing to compare them with").
+			Hint("drop one of the two")
+	}
+	for _, f := range []struct {
+		flag  string
+		given bool
+	}{
+		{"--bookkeeping", o.Bookkeeping},
+		{"--tiers " + o.Tiers, o.Tiers != Exclusive},
+		{"--verify", o.Verify != ""},
+	} {
+		if f.given {
+			return fault.New(fault.Invalid, "--sweep", "nothing is replayed, so %s has no effect", f.flag).Hint("drop one of the two")
+		}
+	}
+	return nil
 }
 
 type geometryFlag struct {

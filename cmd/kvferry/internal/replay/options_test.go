@@ -85,7 +85,7 @@ func TestResolve_RefusesWhatCannotBeAndSaysTheRemedy(t *testing.T) {
 		{func(o *Options) { o.DevicePages = 0 }, "--device-pages: 0 pages is not in 1…2147483646", "the default is --device-pages 2048"},
 		{func(o *Options) { o.DevicePages = 1 << 31 }, "--device-pages: 2147483648 pages is not in 1…2147483646", "the default is --device-pages 2048"},
 		{func(o *Options) { o.HostPages = -2 }, "--host-pages: -2 pages is not in 0…2147483646", "0 replays without a host pool; the default is --host-pages 8192"},
-		{func(o *Options) { o.Tiers = "both" }, `--tiers: no such choice: "both"`, "there are exclusive, inclusive"},
+		{func(o *Options) { o.Tiers = "both" }, `--tiers: no such choice: "both"`, "there are exclusive, inclusive, write-through"},
 		{func(o *Options) { o.Verify = "some" }, `--verify: no such choice: "some"`, "there are full, sample, off"},
 		{func(o *Options) { o.Model = "gpt-5" }, `--model: no model "gpt-5"`, "there are llama-3-8b, qwen2.5-0.5b, deepseek-v3; for another, give --layers --kv-heads --head-dim --dtype --layout"},
 		{func(o *Options) { o.Model, o.Layers = "llama-3-8b", 31 }, "--layers: 31 contradicts --model llama-3-8b, which has 32", "drop one of the two"},

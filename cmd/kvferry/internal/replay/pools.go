@@ -29,12 +29,7 @@ func (o *Options) size(t *Trace, r *Result) error {
 	r.PageBytes = one.PageBytes()
 	_, largest := t.Largest(o.PageSize)
 	auto := [2]bool{o.DevicePages == Auto, o.HostPages == Auto}
-	if auto[0] {
-		o.DevicePages = max(DefaultDevicePages, largest)
-	}
-	if auto[1] {
-		o.HostPages = DefaultHostPages
-	}
+	o.defaultPages(largest)
 	if err := CheckFits(t, o.PageSize, o.DevicePages); err != nil {
 		return err
 	}
@@ -50,6 +45,16 @@ func (o *Options) size(t *Trace, r *Result) error {
 	r.DevicePages, r.HostPages = int64(o.DevicePages), int64(o.HostPages)
 	r.PoolBytes = int64(o.DevicePages+1+o.HostPages) * r.PageBytes
 	return nil
+}
+
+// defaultPages settles what was left to Auto, whatever memory there is.
+func (o *Options) defaultPages(largest int) {
+	if o.DevicePages == Auto {
+		o.DevicePages = max(DefaultDevicePages, largest)
+	}
+	if o.HostPages == Auto {
+		o.HostPages = DefaultHostPages
+	}
 }
 
 // fit makes the pools that may be chosen smaller until all fit into room pages,
@@ -124,7 +129,7 @@ func openPools(ctx context.Context, o Options) (p *pools, err error) {
 		return p, err
 	}
 	p.manager, err = kvferry.Open(kvferry.Options{
-		Cache: p.cache, Device: p.host, HostPages: o.HostPages, Inclusive: o.Tiers == Inclusive,
+		Cache: p.cache, Device: p.host, HostPages: o.HostPages, Inclusive: o.Tiers == Inclusive, WriteThrough: o.Tiers == WriteThrough,
 	})
 	if err != nil {
 		return p, err

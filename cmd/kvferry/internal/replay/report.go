@@ -94,7 +94,8 @@ type Result struct {
 	GhostTableBytes *int64 `json:"ghost_table_bytes"` // what remembers evictions
 	PeakRSSBytes    *int64 `json:"peak_rss_bytes"`
 
-	// Hit ratios of other policies on the same trace and pools.
+	// Hit ratios of other policies on the same trace, over as many pages as both
+	// pools have together; nil without Compare.
 	OptimumHitRatio *float64 `json:"optimum_hit_ratio"`
 	LRUHitRatio     *float64 `json:"lru_hit_ratio"`
 

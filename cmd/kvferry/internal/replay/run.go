@@ -29,6 +29,11 @@ func Run(ctx context.Context, o Options, stderr io.Writer) (r *Result, err error
 	if err != nil {
 		return nil, err
 	}
+	if o.Compare {
+		if err := checkUses(t, o.PageSize, "--compare"); err != nil {
+			return nil, err
+		}
+	}
 	x, err := start(ctx, o, t)
 	if err != nil {
 		return nil, err
@@ -47,9 +52,22 @@ func Run(ctx context.Context, o Options, stderr io.Writer) (r *Result, err error
 	}
 	r.PeakRSSBytes = peakRSS()
 	if err == nil {
-		r.HostPagesSuggested = suggestHostPages(t, x.o, x.evicted)
+		x.judge()
 	}
 	return r, err
+}
+
+// judge sets the run against other sizes and other policies.
+func (x *replay) judge() {
+	if !x.o.Compare && (len(x.evicted) == 0 || wholePages(x.t, x.o.PageSize) > maxUses) {
+		return
+	}
+	u := newUses(x.t, x.o.PageSize)
+	x.r.HostPagesSuggested = suggestHostPages(u, x.o, x.evicted)
+	if x.o.Compare {
+		pages := x.o.DevicePages + x.o.HostPages
+		x.r.LRUHitRatio, x.r.OptimumHitRatio = u.ratio(u.lru(pages)), u.ratio(u.optimum(pages))
+	}
 }
 
 // load opens the trace, or makes the built-in load.
@@ -250,7 +268,7 @@ func (x *replay) discarded(err error, i int) error {
 // finish turns what was counted into the result.
 func (x *replay) finish() {
 	r, st := x.r, x.pools.manager.Store().Stats()
-	r.PagesOffloaded, r.PagesReloaded, r.PagesEvictedHost = st.Demoted, st.Promoted, st.EvictedHost
+	r.PagesOffloaded, r.PagesReloaded, r.PagesEvictedHost = st.Demoted+st.Written, st.Promoted, st.EvictedHost
 	r.GhostTableBytes = new(st.HistoryBytes)
 	r.Policy = "lru, deepest page first"
 	all := x.took.all.Seconds()
@@ -272,7 +290,7 @@ func (x *replay) finish() {
 		r.BytesVerified, r.Mismatches = &x.bytes.verified, &x.wrong
 		r.VerifySeconds = new(x.took.verify.Seconds())
 	}
-	r.BytesOffloaded, r.BytesReloaded = new(st.Demoted*r.PageBytes), new(st.Promoted*r.PageBytes)
+	r.BytesOffloaded, r.BytesReloaded = new(r.PagesOffloaded*r.PageBytes), new(st.Promoted*r.PageBytes)
 	r.CheckBytes, r.CheckSeconds = new(st.SummedBytes), new(float64(st.SumNanos)/1e9)
 	r.WriteSeconds = new(x.took.write.Seconds())
 	moved, busy := x.pools.copied()

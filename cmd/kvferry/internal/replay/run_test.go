@@ -53,6 +53,7 @@ func TestRun_HitsOfTheRealTraceAreTheKnownOnes(t *testing.T) {
 		}
 		return
 	}
+	u := newUses(trace, IDTokens)
 	for _, x := range []struct {
 		name         string
 		device, host int
@@ -68,6 +69,9 @@ func TestRun_HitsOfTheRealTraceAreTheKnownOnes(t *testing.T) {
 		{"inclusive, device 1,024", 1024, 8976, Inclusive, 61_558, 0.2134},
 		{"inclusive, device 2,048", 2048, 7952, Inclusive, 61_005, 0.2115},
 		{"inclusive, device 5,000", 5000, 5000, Inclusive, 60_328, 0.2091},
+		{"write-through, device 1,024", 1024, 8976, WriteThrough, 57_828, 0.2004},
+		{"write-through, device 2,048", 2048, 7952, WriteThrough, 53_230, 0.1845},
+		{"write-through, device 5,000", 5000, 5000, WriteThrough, 49_882, 0.1729},
 	} {
 		t.Run(strings.ReplaceAll(x.name, " ", "_"), func(t *testing.T) {
 			run := begin(t, trace, func(o *Options) {
@@ -87,6 +91,9 @@ func TestRun_HitsOfTheRealTraceAreTheKnownOnes(t *testing.T) {
 			}
 			if got := r.Hits(); got != x.hits {
 				t.Errorf("%d hits, known are %d", got, x.hits)
+			}
+			if most := u.optimum(x.device + x.host); r.Hits() > most {
+				t.Errorf("%d hits, yet the optimum has %d", r.Hits(), most)
 			}
 			if math.Abs(*r.HitRatio-x.reference) > 0.0005 {
 				t.Errorf("hit ratio %.4f, the reference is %.4f", *r.HitRatio, x.reference)
@@ -110,6 +117,7 @@ func TestRun_EveryByteOfARealSlice(t *testing.T) {
 		"page 256":  func(o *Options) { o.PageSize = 256 },
 		"page 1024": func(o *Options) { o.PageSize = 1024 },
 		"inclusive": func(o *Options) { o.Tiers = Inclusive },
+		"through":   func(o *Options) { o.Tiers = WriteThrough },
 		"sample":    func(o *Options) { o.Verify = VerifySample },
 		"no host":   func(o *Options) { o.HostPages = 0 },
 	} {
@@ -147,7 +155,7 @@ func TestRun_NoResidentPageLacksAResidentAncestor(t *testing.T) {
 	if invariants.Enabled {
 		trace.Requests = trace.Requests[:300]
 	}
-	for _, tiers := range []string{Exclusive, Inclusive} {
+	for _, tiers := range []string{Exclusive, Inclusive, WriteThrough} {
 		x := begin(t, trace, func(o *Options) {
 			bookkeeping(247, 600)(o)
 			o.Tiers = tiers
@@ -294,7 +302,7 @@ func TestSuggestHostPages_IsAQuantileOfReuseDistances(t *testing.T) {
 	if err := x.run(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
-	got := suggestHostPages(trace, x.o, x.evicted)
+	got := suggestHostPages(newUses(trace, x.o.PageSize), x.o, x.evicted)
 	if got == nil {
 		t.Fatal("pages were evicted, and nothing is suggested")
 	}
@@ -306,7 +314,7 @@ func TestSuggestHostPages_IsAQuantileOfReuseDistances(t *testing.T) {
 	if before, after := x.r.MissEvicted, y.r.MissEvicted; float64(after) > (1-mostOf)*float64(before) {
 		t.Errorf("%d pages evicted, and still %d with --host-pages %d", before, after, *got)
 	}
-	if suggestHostPages(trace, x.o, nil) != nil {
+	if suggestHostPages(newUses(trace, x.o.PageSize), x.o, nil) != nil {
 		t.Error("nothing was evicted, and a pool is suggested")
 	}
 }

@@ -13,6 +13,7 @@ func (r *Result) WriteText(w io.Writer) error {
 	t := text{r: r}
 	t.heading()
 	t.pages()
+	t.compare()
 	t.bytes()
 	t.speed()
 	t.footnotes()
@@ -41,18 +42,32 @@ func (t *text) line(label string, parts ...string) {
 }
 
 func (t *text) heading() {
+	t.title("replay")
+	t.page()
+	t.pools()
+	t.b.WriteByte('\n')
+}
+
+func (t *text) title(verb string) {
 	r := t.r
 	trace := r.Trace
 	if r.TraceSHA256 == nil {
 		trace += fmt.Sprintf(", seed %d", r.Seed)
 	}
-	fmt.Fprintf(&t.b, "kvferry replay · %s · %s requests · %s tokens\n", trace, count(r.Requests), millions(r.Tokens))
+	fmt.Fprintf(&t.b, "kvferry %s · %s · %s requests · %s tokens\n", verb, trace, count(r.Requests), millions(r.Tokens))
+}
 
+func (t *text) page() {
+	r := t.r
 	if r.Bookkeeping {
 		t.line("page", fmt.Sprintf("%s tokens, no bytes: bookkeeping only", count(r.PageSize)))
 	} else {
 		t.line("page", fmt.Sprintf("%s tokens, %s: %s; 1 token = %s", count(r.PageSize), size(r.PageBytes), t.geometry(), size(r.PageBytes/max(r.PageSize, 1))))
 	}
+}
+
+func (t *text) pools() {
+	r := t.r
 	ready := ""
 	if r.WarmupSeconds != nil {
 		ready = "ready in " + seconds(*r.WarmupSeconds)
@@ -65,7 +80,6 @@ func (t *text) heading() {
 		return s
 	}
 	t.line("pools", pool("device", r.DevicePages), pool("host", r.HostPages), r.Tiers, ready)
-	t.b.WriteByte('\n')
 }
 
 func (t *text) geometry() string {
@@ -125,6 +139,23 @@ func (t *text) pages() {
 		row("  other", r.MissOther, "being written, corrupted, or not copied")
 	}
 	t.b.WriteByte('\n')
+}
+
+// compare sets the hit ratio beside those of other policies over as many pages.
+func (t *text) compare() {
+	r := t.r
+	if r.HitRatio == nil || r.LRUHitRatio == nil || r.OptimumHitRatio == nil {
+		return
+	}
+	fmt.Fprintf(&t.b, "%-16s %11s  %7s  for %s pages, device and host together\n", "compare", "hit ratio", "share", count(r.DevicePages+r.HostPages))
+	for _, p := range []struct {
+		name  string
+		ratio float64
+	}{{"this run", *r.HitRatio}, {"LRU", *r.LRUHitRatio}, {"optimum", *r.OptimumHitRatio}} {
+		s := fmt.Sprintf("  %-14s %11.4f  %7s  %s", p.name, p.ratio, shareOf(p.ratio, *r.OptimumHitRatio), bar(parts(p.ratio), parts(1)))
+		t.b.WriteString(strings.TrimRight(s, " ") + "\n")
+	}
+	t.b.WriteString("  LRU: one list, of one request the deepest page first.  Optimum: knows what comes, an upper bound.\n\n")
 }
 
 func (t *text) whyEvicted() string {
@@ -245,13 +276,14 @@ func (t *text) time() string {
 
 func (t *text) footnotes() {
 	r := t.r
-	if r.OptimumHitRatio != nil && r.LRUHitRatio != nil {
-		t.line("compare", fmt.Sprintf("hit ratio of LRU %.4f", *r.LRUHitRatio), fmt.Sprintf("of the optimum %.4f", *r.OptimumHitRatio))
-	}
 	if r.ShareOfC != nil || r.ShareOfR != nil {
 		t.b.WriteString("\nC: Go copy, 64 MiB pieces.  R: bare loop, same rows, same run.\n")
 	}
-	for i, w := range r.Warnings {
+	t.warnings()
+}
+
+func (t *text) warnings() {
+	for i, w := range t.r.Warnings {
 		if i == 0 {
 			t.b.WriteByte('\n')
 		}

@@ -3,7 +3,8 @@
 //
 // The package has three parts that know nothing of each other: where requests
 // come from ([Open], [Decode], [Generate]), what they mean in pages ([Pages],
-// [AppendKeys]) and what is said at the end ([Result]). [Run] joins them.
+// [AppendKeys]) and what is said at the end ([Result]). [Run] joins them; [RunSweep]
+// answers for pools of any size without replaying.
 //
 // A trace names the tokens of a prompt by ids, one for each [IDTokens] tokens:
 // equal ids mean equal tokens, up to and including the block that the id names.

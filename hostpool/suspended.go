@@ -1,0 +1,282 @@
+package hostpool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+
+	"github.com/kvferry/kvferry/device"
+	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/page"
+)
+
+// This file keeps suspended runs of tokens: the pages of one (request, label) that
+// leave the device together, under a name, and come back together. The pool keeps
+// the pages and the numbers that must survive the stay. Which run to suspend, and
+// when, is the caller's decision, and so is what becomes of the device's pages.
+//
+//	absent   → copying    Offload: host pages claimed, copy enqueued
+//	copying  → offloaded  Settle: the copy is done, its pages are summed and kept
+//	copying  → absent     Settle of a failed copy, Discard: the device's pages stay the only ones
+//	offloaded → absent    Reload, Discard, Remove
+//
+// Host pages go back when the last copy that touches them is done, whatever
+// happened to the name meanwhile.
+
+// Name names a run of tokens. A request with one run needs no label.
+type Name struct{ Request, Label string }
+
+func (n Name) String() string {
+	if n.Label == "" {
+		return fmt.Sprintf("%q", n.Request)
+	}
+	return fmt.Sprintf("%q/%q", n.Request, n.Label)
+}
+
+// Offloaded is a run on the host.
+type Offloaded struct {
+	Pages     []page.ID // its host pages, in order
+	StoredLen int       // tokens committed
+	Position  int       // the caller's position, kept as it was given
+	Released  int       // tokens dropped from the front, kept as it was given
+}
+
+// suspended is what is kept under a name.
+type suspended struct {
+	Offloaded
+	copied *device.Ticket
+	sums   []Sum // nil until settled
+}
+
+// leaving are pages that go back once a copy is done.
+type leaving struct {
+	pages  []page.ID
+	copied *device.Ticket
+}
+
+// Offload enqueues on s the copy of device pages under name, into host pages that
+// it claims, and keeps o's numbers with them; o.Pages is ignored. It never waits:
+// Settle does. A run without pages is legal. A full pool refuses with a
+// *page.FullError, and nothing has moved. Kinds: fault.Full, fault.Exists (the name
+// is here already), fault.Invalid (negative numbers, pages out of range),
+// fault.Closed, and those of the stream, after which nothing is kept.
+func (p *Pool) Offload(s device.Stream, name Name, pages []page.ID, o Offloaded) error {
+	if o.StoredLen < 0 || o.Position < 0 || o.Released < 0 {
+		return fault.New(fault.Invalid, "offload of "+name.String(), "stored %d, position %d, released %d: none may be negative", o.StoredLen, o.Position, o.Released)
+	}
+	host, err := p.Claim(make([]page.ID, 0, len(pages)), len(pages))
+	if err != nil {
+		return fmt.Errorf("offload of %v: %w", name, err)
+	}
+	x := &suspended{Offloaded: o, copied: device.NewTicket()}
+	x.Pages = host
+	if err := p.enter(name, x); err != nil {
+		return err
+	}
+	pairs := make([]page.Pair, len(pages))
+	for i := range pages {
+		pairs[i] = page.Pair{Dst: host[i], Src: pages[i]}
+	}
+	if _, err := p.CopyIn(s, pairs, x.copied); err != nil {
+		return fmt.Errorf("offload of %v: %w", name, errors.Join(err, p.Discard(name)))
+	}
+	return nil
+}
+
+// enter puts x under name, or gives its pages back.
+func (p *Pool) enter(name Name, x *suspended) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.suspended[name] == nil {
+		p.suspended[name] = x
+		return nil
+	}
+	return errors.Join(p.free(x.Pages),
+		fault.New(fault.Exists, "offload of "+name.String(), "it is on the host already").Hint("reload or remove it first"))
+}
+
+// Settle waits until the pages offloaded under name have arrived, sums and keeps
+// them: from then on the device's pages may be given up. When the copy failed, or
+// somebody discarded the run meanwhile, nothing is kept and the device's pages are
+// the only ones. When ctx ends first, nothing has changed. Kinds: fault.NotFound,
+// fault.Device, ctx's error.
+func (p *Pool) Settle(ctx context.Context, name Name) error {
+	x, err := p.find(name)
+	if err != nil {
+		return err
+	}
+	if err := x.copied.Wait(ctx); err != nil {
+		if done, _ := x.copied.Poll(); !done {
+			return err
+		}
+		return fmt.Errorf("offload of %v: %w", name, errors.Join(err, p.Discard(name)))
+	}
+	// The pages are claimed and idle: nobody else touches them. Should they be
+	// discarded under our hands, what is read here is thrown away below.
+	sums := make([]Sum, len(x.Pages))
+	for i, id := range x.Pages {
+		sums[i] = p.Sum(id)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.suspended[name] != x {
+		return p.errNotFound(name)
+	}
+	if err := p.keep(x.Pages); err != nil {
+		return fmt.Errorf("offload of %v: %w", name, err)
+	}
+	x.sums = sums
+	return nil
+}
+
+// Reload checks the pages offloaded under name, enqueues on s their copy onto as
+// many device pages, and returns the numbers that were kept. t is completed when
+// the pages have arrived; the host's pages go back then, and the name is free at
+// once. Kinds: fault.NotFound, fault.Busy (not settled), fault.Invalid (other number
+// of pages), fault.Corrupt (a page failed its check: the run is gone, and must be
+// computed again), and those of the stream, after which the run is still here.
+func (p *Pool) Reload(s device.Stream, name Name, pages []page.ID, t *device.Ticket) (Offloaded, error) {
+	x, err := p.hold(name, len(pages), t)
+	if err != nil {
+		t.Complete(err)
+		return Offloaded{}, fmt.Errorf("reload of %v: %w", name, err)
+	}
+	// Held by t: nobody gives these pages to somebody else until it is done.
+	for i, id := range x.Pages {
+		if p.Sum(id) != x.sums[i] {
+			err := fault.New(fault.Corrupt, "reload of "+name.String(), "host page %d (page %d of the run) is not what it was: all of it is discarded", id, i).
+				Hint("compute the run again")
+			t.Complete(err)
+			return Offloaded{}, errors.Join(err, p.Discard(name))
+		}
+	}
+	pairs := make([]page.Pair, len(pages))
+	for i := range pages {
+		pairs[i] = page.Pair{Dst: pages[i], Src: x.Pages[i]}
+	}
+	if _, err := p.start(s, p.reload, pairs, t); err != nil {
+		return Offloaded{}, fmt.Errorf("reload of %v: %w", name, err)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.suspended[name] == x {
+		p.forget(name, x)
+	}
+	return x.Offloaded, nil
+}
+
+// hold finds a settled run of n pages and marks its pages as used by the copy of t.
+func (p *Pool) hold(name Name, n int, t *device.Ticket) (*suspended, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	x := p.suspended[name]
+	switch {
+	case p.closed:
+		return nil, errClosed()
+	case x == nil:
+		return nil, p.errNotFound(name)
+	case x.sums == nil:
+		return nil, fault.New(fault.Busy, name.String(), "its copy to the host is not settled")
+	case n != len(x.Pages):
+		return nil, fault.New(fault.Invalid, name.String(), "%d device pages for %d host pages", n, len(x.Pages))
+	}
+	return x, p.use(n, func(i int) page.ID { return x.Pages[i] }, t, kept)
+}
+
+// Discard drops what is under name, settled or not. Its pages go back when its
+// copy is done. An unknown name is nothing to drop.
+func (p *Pool) Discard(name Name) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return errClosed()
+	}
+	if x := p.suspended[name]; x != nil {
+		p.forget(name, x)
+	}
+	return nil
+}
+
+// forget takes a run off its name. Its pages go back when the last copy that
+// touches them is done; all of them have the same one.
+func (p *Pool) forget(name Name, x *suspended) {
+	delete(p.suspended, name)
+	if len(x.Pages) == 0 {
+		return
+	}
+	copied := p.last[x.Pages[0]]
+	if copied == nil { // no copy was begun
+		copied = device.Completed(nil)
+	}
+	p.leaving = append(p.leaving, leaving{x.Pages, copied})
+	p.reap()
+}
+
+// Remove drops every run of request.
+func (p *Pool) Remove(request string) error {
+	for _, label := range p.Labels(request) {
+		if err := p.Discard(Name{request, label}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// IsOffloaded reports whether any run of request is on the host, or on its way.
+func (p *Pool) IsOffloaded(request string) bool { return len(p.Labels(request)) > 0 }
+
+// Labels returns the labels of request's runs on the host, sorted.
+func (p *Pool) Labels(request string) []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var labels []string
+	for name := range maps.Keys(p.suspended) {
+		if name.Request == request {
+			labels = append(labels, name.Label)
+		}
+	}
+	slices.Sort(labels)
+	return labels
+}
+
+// NumPages is how many host pages are kept under name; 0 for an unknown one.
+func (p *Pool) NumPages(name Name) int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if x := p.suspended[name]; x != nil {
+		return len(x.Pages)
+	}
+	return 0
+}
+
+func (p *Pool) find(name Name) (*suspended, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return nil, errClosed()
+	}
+	if x := p.suspended[name]; x != nil {
+		return x, nil
+	}
+	return nil, p.errNotFound(name)
+}
+
+func (p *Pool) errNotFound(name Name) error {
+	return fault.New(fault.NotFound, name.String(), "is not on the host")
+}
+
+// reap gives back the pages whose last copy is done.
+func (p *Pool) reap() {
+	p.leaving = slices.DeleteFunc(p.leaving, func(l leaving) bool {
+		done, _ := l.copied.Poll()
+		if done {
+			if err := p.free(l.pages); err != nil { // books that disagree: a bug in this package
+				p.log.LogAttrs(context.Background(), slog.LevelError, "host pool: pages lost", slog.Any("error", err))
+			}
+		}
+		return done
+	})
+}

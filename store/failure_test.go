@@ -257,3 +257,43 @@ func TestLoad_ThatFindsItsPageGoneMeanwhileIsNotCorrupt(t *testing.T) {
 	r.store.Unpin(m.Refs)
 	noError(t, r.check(nil))
 }
+
+// TestUnpin_WhoseWriteThroughFailsKeepsThePage: the device's is as good as before.
+func TestUnpin_WhoseWriteThroughFailsKeepsThePage(t *testing.T) {
+	r := newRig(t, setup{device: 4, host: 4, bytes: true, through: true})
+	u := r.put("ab")
+	r.dev.Fail(r.copies, errCable)
+	r.end(u)
+	r.settled()
+	r.wantWhere("ab", "device, device")
+	r.wantList(&r.store.device, "ab", "a")
+	r.hostFree(4)
+	if s := r.store.Stats(); s.Written != 0 || s.Abandoned != 2 {
+		t.Errorf("%+v", s)
+	}
+	noError(t, r.check(nil))
+}
+
+// TestUnpin_WhoseWriteThroughFindsOtherBytesDropsThePage: the page was summed when it
+// was on the host before.
+func TestUnpin_WhoseWriteThroughFindsOtherBytesDropsThePage(t *testing.T) {
+	r := newRig(t, setup{device: 3, host: 3, bytes: true, through: true})
+	r.fill("a")
+	r.settled()
+	r.evict(1)
+	u, err := r.begin("a")
+	noError(t, err)
+	noError(t, r.verify(u))
+	// Others take the host's copy away, so that the page is written through again.
+	r.store.mu.Lock()
+	r.store.evictHost(3)
+	r.store.releaseHost(&r.store.entries[u.refs[0]])
+	r.store.mu.Unlock()
+	r.flipIn(r.cache, "a", func(p *part) page.ID { return p.device })
+	r.end(u)
+	r.settled()
+	r.wantWhere("a", "corrupted")
+	r.free(3)
+	r.hostFree(3)
+	noError(t, r.check(nil))
+}

@@ -251,6 +251,7 @@ func TestStore_LeavesNoOrphans(t *testing.T) {
 		{device: 12, host: 9, bytes: true},
 		{device: 12, host: 9, bytes: true, inclusive: true, jobPages: 2},
 		{device: 12, host: 3, bytes: true, jobPages: 1},
+		{device: 12, host: 14, bytes: true, through: true, jobPages: 2},
 		{device: 12},
 	} {
 		r := newRig(t, o)

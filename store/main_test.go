@@ -57,6 +57,7 @@ type setup struct {
 	device, host      int  // pages; no pool without host pages
 	bytes             bool // pages have bytes
 	inclusive         bool
+	through           bool // write through
 	compute           bool // give the store the compute stream
 	history, jobPages int
 	copier            copier.Copier
@@ -109,7 +110,7 @@ func newRig(t testing.TB, o setup) *rig {
 		noError(t, r.pool.Grown().Wait(context.Background()))
 	}
 	options := Options{
-		Cache: r.cache, Arena: r.arena, Pool: r.pool, Copies: r.copies, Inclusive: o.inclusive,
+		Cache: r.cache, Arena: r.arena, Pool: r.pool, Copies: r.copies, Inclusive: o.inclusive, WriteThrough: o.through,
 		History: o.history, JobPages: o.jobPages, Logger: slog.New(slog.NewTextHandler(&r.complain, nil)),
 	}
 	if o.compute {
@@ -409,7 +410,7 @@ func (r *rig) check(held map[page.ID]int) error {
 		}
 		if e.part.host != page.None {
 			onHost++
-		} else if j := e.part.flight; j != nil && j.kind == demotion {
+		} else if j := e.part.flight; j != nil && j.kind != promotion {
 			claimed++
 		}
 	}

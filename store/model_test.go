@@ -40,7 +40,7 @@ func TestStore_AgainstAModel(t *testing.T) {
 				rng: rng, keys: map[string]*modelKey{}, engines: make([]*engine, 4), did: total,
 				rig: newRig(t, setup{
 					device: 6 + rng.IntN(8), host: []int{0, 1, 4, 12}[seed%4], bytes: true,
-					inclusive: seed%3 == 0, compute: seed%5 == 0, jobPages: 1 + rng.IntN(4),
+					inclusive: seed%3 == 0, through: seed%7 == 0, compute: seed%5 == 0, jobPages: 1 + rng.IntN(4),
 				}),
 			}
 			for op := range 500 {

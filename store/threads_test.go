@@ -20,9 +20,10 @@ func TestStore_ManyGoroutines(t *testing.T) {
 		{device: 14, host: 6, bytes: true, jobPages: 2},
 		{device: 14, host: 20, bytes: true, inclusive: true},
 		{device: 14, host: 3, bytes: true, compute: true, jobPages: 1},
+		{device: 14, host: 20, bytes: true, through: true, jobPages: 3},
 		{device: 14, host: 6},
 	} {
-		t.Run(fmt.Sprintf("host=%d,inclusive=%v,compute=%v,bytes=%v", o.host, o.inclusive, o.compute, o.bytes), func(t *testing.T) {
+		t.Run(fmt.Sprintf("host=%d,inclusive=%v,through=%v,compute=%v,bytes=%v", o.host, o.inclusive, o.through, o.compute, o.bytes), func(t *testing.T) {
 			r := newRig(t, o)
 			const engines, rounds = 4, 500
 			var wg sync.WaitGroup

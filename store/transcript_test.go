@@ -27,6 +27,7 @@ func TestStore_Transcript(t *testing.T) {
 				x := &transcript{bytes: bytes, held: map[string]*holding{}}
 				datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 					answer := x.run(t, d)
+					x.rig.settled()
 					noError(t, x.rig.check(x.owned()))
 					return answer + "\n" + x.rig.picture() + "\n"
 				})
@@ -151,7 +152,7 @@ func (x *transcript) run(t *testing.T, d *datadriven.TestData) string {
 	h := x.held[as]
 	switch d.Cmd {
 	case "open":
-		o := setup{bytes: x.bytes, inclusive: d.HasArg("inclusive")}
+		o := setup{bytes: x.bytes, inclusive: d.HasArg("inclusive"), through: d.HasArg("through")}
 		d.ScanArgs(t, "device", &o.device)
 		d.MaybeScanArgs(t, "host", &o.host)
 		d.MaybeScanArgs(t, "history", &o.history)

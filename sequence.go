@@ -31,6 +31,7 @@ func (p Prompt) clone() Prompt { return Prompt{p.Tokens, slices.Clone(p.Keys)} }
 //	         → admitted   Admit: pages reserved; the prefix is its own, or on its way
 //	         → ingested   Reset
 //	admitted → admitted   Commit, Admit, …
+//	admitted → offloaded  Offload, and back by Reload: see offload.go
 //	any      → removed    Remove
 //
 // pages is a high-water mark: it may hold more pages than the stored tokens fill.
@@ -53,8 +54,13 @@ type Sequence struct {
 	refs     []store.Ref      // pinned entries of the leading whole pages; NoRef: not shared
 	loads    []*device.Ticket // of the prefix; nil once all has arrived
 	failed   error            // latched: a page of the prefix did not arrive
-	loaded   store.Loaded
-	fresh    []page.ID
+
+	offloaded          bool // on the host or on its way: no pages, and refs are holds
+	named              bool // the host pool may have pages under its name
+	position, released int  // the caller's
+
+	loaded store.Loaded
+	fresh  []page.ID
 }
 
 // Matched is the answer of Match.
@@ -197,6 +203,10 @@ func (s *Sequence) Admit(ctx context.Context, span int) (Admission, error) {
 		return Admission{}, err
 	}
 	m := s.m
+	if s.offloaded {
+		m.mu.Unlock()
+		return Admission{}, s.errOffloaded()
+	}
 	base := s.stored
 	if s.matched {
 		base = len(s.lease.Refs) * m.pageSize
@@ -223,12 +233,28 @@ func (s *Sequence) Admit(ctx context.Context, span int) (Admission, error) {
 
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	s.busy = false
-	if err != nil {
-		return Admission{}, fmt.Errorf("%v: %w", s.id, err)
+	if err := s.leave(err); err != nil {
+		return Admission{}, err
 	}
 	s.stored, s.admitted = base, max(s.admitted, total)
 	return Admission{Tokens: s.admitted, Stored: base, tickets: s.loads}, nil
+}
+
+// leave ends a call that had let go of m.mu, with its error. A sequence that was
+// removed meanwhile gives everything back now.
+func (s *Sequence) leave(err error) error {
+	s.busy = false
+	if s.removed {
+		return errors.Join(fault.New(fault.NotFound, s.id.String(), "was removed meanwhile"), s.clear(true))
+	}
+	if err != nil {
+		return fmt.Errorf("%v: %w", s.id, err)
+	}
+	return nil
+}
+
+func (s *Sequence) errOffloaded() error {
+	return fault.New(fault.Busy, s.id.String(), "is offloaded").Hint("reload it first")
 }
 
 // reserve makes the sequence hold pages pages, the match first. It runs with
@@ -371,10 +397,16 @@ func (s *Sequence) Reset(free bool) error {
 }
 
 // Remove ends the sequence. Its shared pages stay in the store until they are
-// evicted; pages still on their way stay reserved until they have arrived.
+// evicted; pages still on their way stay reserved until they have arrived. While
+// another call on the sequence is under way, that call fails and gives everything
+// back when it returns.
 func (s *Sequence) Remove() error {
-	if err := s.enter(); err != nil {
+	err := s.enter()
+	if err != nil && !errors.Is(err, fault.Busy) {
 		return err
+	}
+	if err != nil {
+		return s.removeLater()
 	}
 	defer s.m.mu.Unlock()
 	_ = s.share() // pages committed while the prefix was arriving; if it fails nothing is lost but a chance
@@ -383,20 +415,38 @@ func (s *Sequence) Remove() error {
 	return s.clear(true)
 }
 
+// removeLater removes a sequence that another call is using.
+func (s *Sequence) removeLater() error {
+	s.m.mu.Lock()
+	if !s.busy { // it has returned meanwhile
+		s.m.mu.Unlock()
+		return s.Remove()
+	}
+	defer s.m.mu.Unlock()
+	s.removed = true
+	delete(s.m.sequences, s.id)
+	return nil
+}
+
 // clear takes everything off the sequence; its own pages stay unless free is set.
-func (s *Sequence) clear(free bool) error {
-	if s.matched {
+func (s *Sequence) clear(free bool) (err error) {
+	if free { // before the pins: until it has given its pages up, evicting them frees nothing
+		_, err = s.m.arena.Release(s.pages)
+		s.pages = s.pages[:0]
+	}
+	switch {
+	case s.matched:
 		s.giveBackLease()
+	case s.offloaded:
+		s.m.store.Unhold(s.refs)
+	default:
+		s.m.store.Unpin(s.refs)
 	}
-	s.m.store.Unpin(s.refs)
+	if s.named {
+		err = errors.Join(err, s.m.pool.Discard(s.name()))
+	}
 	s.refs, s.loads, s.failed = s.refs[:0], nil, nil
-	s.stored, s.admitted = 0, 0
+	s.stored, s.admitted, s.offloaded, s.named = 0, 0, false, false
 	s.keys = s.prompt.Keys
-	if !free {
-		return nil
-	}
-	pages := s.pages
-	s.pages = s.pages[:0]
-	_, err := s.m.arena.Release(pages)
 	return err
 }

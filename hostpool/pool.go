@@ -24,7 +24,7 @@
 // A pool that has too few free pages refuses with the shortfall, and nothing
 // moves: who holds the pages decides what to give up, and asks again.
 //
-// Lock order: mu, then the arena's own. No lock is held while bytes move.
+// Lock order: order, mu, then the arena's own. No lock is held while bytes move.
 package hostpool
 
 import (
@@ -50,8 +50,14 @@ type Options struct {
 	// Host is the device that the pool's memory comes from. Required.
 	Host *device.Host
 	// Device is the device of the cache and of the streams, which makes the events
-	// that Sync waits for. Nil means Host.
+	// that order them. Nil means Host.
 	Device device.Device
+	// Compute is the stream on which the engine reads and writes its pages. When set,
+	// copies run behind what it has enqueued, and what it enqueues afterwards runs
+	// behind them: a store must not read a page still being written, a load must not
+	// overwrite a page still being read, and the engine must not read a page still
+	// being loaded. When nil, the engine itself waits.
+	Compute device.Stream
 	// Copier moves the pages. Nil means the portable one.
 	Copier copier.Copier
 	// GrowBytes is how much memory is touched at a time in the background, at
@@ -71,6 +77,7 @@ type Pool struct {
 	offload *kv.Route // device → host
 	reload  *kv.Route // host → device
 	device  device.Device
+	compute device.Stream // nil: the engine waits
 	log     *slog.Logger
 	pages   int
 
@@ -83,9 +90,12 @@ type Pool struct {
 	last   []*device.Ticket // by page: the last copy that touched it; guarded by mu
 	closed bool             // guarded by mu
 
-	suspended map[Name]*suspended            // guarded by mu; see suspended.go
-	leaving   []leaving                      // guarded by mu
-	fences    map[device.Stream]device.Event // guarded by mu: behind the last copy on each stream
+	suspended map[Name]*suspended // guarded by mu; see suspended.go
+	leaving   []leaving           // guarded by mu
+
+	order  sync.Mutex                     // a copy and its fences are enqueued as one
+	fences map[device.Stream]device.Event // guarded by order: behind the last copy on each stream
+	engine device.Event                   // guarded by order: what compute has enqueued, once asked
 }
 
 type state uint8
@@ -139,7 +149,7 @@ func prepare(o Options) (*Pool, error) {
 	p := &Pool{
 		mem: mem.Bytes(), memory: mem, copier: o.Copier, log: o.Logger, pages: o.Pages, grown: device.NewTicket(),
 		state: make([]state, o.Pages), last: make([]*device.Ticket, o.Pages),
-		suspended: map[Name]*suspended{}, fences: map[device.Stream]device.Event{}, device: o.Device,
+		suspended: map[Name]*suspended{}, fences: map[device.Stream]device.Event{}, device: o.Device, compute: o.Compute,
 	}
 	if err := p.assemble(g, o); err != nil {
 		return nil, errors.Join(err, mem.Free())
@@ -272,7 +282,13 @@ func (p *Pool) start(s device.Stream, r *kv.Route, pairs []page.Pair, t *device.
 		t.Complete(nil)
 		return copier.Moved{Pages: len(pairs)}, nil
 	}
-	moved, err := p.copier.Copy(s, r, pairs)
+	p.order.Lock()
+	defer p.order.Unlock()
+	var moved copier.Moved
+	err := p.behindEngine(s)
+	if err == nil {
+		moved, err = p.copier.Copy(s, r, pairs)
+	}
 	if err == nil {
 		err = p.fence(s)
 	}
@@ -295,6 +311,55 @@ func (p *Pool) start(s device.Stream, r *kv.Route, pairs []page.Pair, t *device.
 	return moved, err
 }
 
+// behindEngine makes s wait for what the engine has enqueued.
+func (p *Pool) behindEngine(s device.Stream) (err error) {
+	if p.compute == nil {
+		return nil
+	}
+	if p.engine == nil {
+		if p.engine, err = p.device.NewEvent(); err != nil {
+			return err
+		}
+	}
+	if err := p.compute.Record(p.engine); err != nil {
+		return err
+	}
+	return s.Wait(p.engine)
+}
+
+// fence puts an event behind what is enqueued on s, and makes the engine wait for it.
+func (p *Pool) fence(s device.Stream) (err error) {
+	e := p.fences[s]
+	if e == nil {
+		if e, err = p.device.NewEvent(); err != nil {
+			return err
+		}
+		p.fences[s] = e
+	}
+	if err := s.Record(e); err != nil || p.compute == nil {
+		return err
+	}
+	return p.compute.Wait(e)
+}
+
+// Sync makes work enqueued on s from now on run behind every copy that was enqueued
+// before, in both directions: the pages that an offload has read may then be
+// written, and those that a reload writes may be read. It does not wait. Only an
+// engine that works on other streams than Options.Compute needs it.
+func (p *Pool) Sync(s device.Stream) error {
+	p.order.Lock()
+	defer p.order.Unlock()
+	for of, e := range p.fences {
+		if of == s {
+			continue
+		}
+		if err := s.Wait(e); err != nil {
+			return fmt.Errorf("host pool: sync: %w", err)
+		}
+	}
+	return nil
+}
+
 // use marks n host pages as used by the copy of t.
 func (p *Pool) use(n int, id func(i int) page.ID, t *device.Ticket, want state) error {
 	if p.closed {
@@ -307,38 +372,6 @@ func (p *Pool) use(n int, id func(i int) page.ID, t *device.Ticket, want state) 
 	}
 	for i := range n {
 		p.last[id(i)] = t
-	}
-	return nil
-}
-
-// fence puts an event behind what is enqueued on s.
-func (p *Pool) fence(s device.Stream) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	e := p.fences[s]
-	if e == nil {
-		var err error
-		if e, err = p.device.NewEvent(); err != nil {
-			return err
-		}
-		p.fences[s] = e
-	}
-	return s.Record(e)
-}
-
-// Sync makes work enqueued on s from now on run behind every copy that was enqueued
-// before, in both directions: the pages that an offload has read may then be
-// written, and those that a reload writes may be read. It does not wait.
-func (p *Pool) Sync(s device.Stream) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for of, e := range p.fences {
-		if of == s {
-			continue
-		}
-		if err := s.Wait(e); err != nil {
-			return fmt.Errorf("host pool: sync: %w", err)
-		}
 	}
 	return nil
 }

@@ -65,7 +65,7 @@ func (s *Store) Check() error {
 		} else if want {
 			listedDevice++
 		}
-		if want := idle && p.host != page.None; s.host.Contains(int32(r)) != want {
+		if want := idle && e.holds == 0 && p.host != page.None; s.host.Contains(int32(r)) != want {
 			return fmt.Errorf("store: entry %d in the host list: %v, must be %v", r, !want, want)
 		} else if want {
 			listedHost++

@@ -2,7 +2,6 @@ package store
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"time"
@@ -53,12 +52,7 @@ func (s *Store) run(j *job) {
 	s.mu.Lock()
 	s.latest = j
 	s.mu.Unlock()
-	if err := s.fenced(func() { s.copy(j) }); err != nil {
-		// The fences failed, not the copy. It is not known to be ordered, so it
-		// must not count; the ticket still says when it has drained.
-		s.log.LogAttrs(context.Background(), slog.LevelError, "store: copy not ordered", slog.Any("error", err))
-		j.copied = failed(j.copied, err)
-	}
+	s.copy(j)
 	s.jobs <- j
 }
 
@@ -70,34 +64,6 @@ func (s *Store) copy(j *job) {
 	} else {
 		_, _ = s.pool.CopyOut(s.o.Copies, j.pairs, j.copied)
 	}
-}
-
-// fenced orders what enqueue puts on Copies behind the engine's work, and the
-// engine's later work behind it: a store must not read a page still being
-// written, a load must not overwrite a page still being read, and the engine must
-// not read a page still being loaded.
-func (s *Store) fenced(enqueue func()) error {
-	if s.o.Compute == nil {
-		enqueue()
-		return nil
-	}
-	before := errors.Join(s.o.Compute.Record(s.fence), s.o.Copies.Wait(s.fence))
-	if before != nil {
-		enqueue()
-		return before
-	}
-	enqueue()
-	return errors.Join(s.o.Copies.Record(s.fence), s.o.Compute.Wait(s.fence))
-}
-
-// failed returns a ticket that is done when t is, with err.
-func failed(t *device.Ticket, err error) *device.Ticket {
-	f := device.NewTicket()
-	go func() { // ends with the copy: t is always completed
-		<-t.Done()
-		f.Complete(err)
-	}()
-	return f
 }
 
 // settle finishes jobs in order until the store is closed.
@@ -183,7 +149,7 @@ func (s *Store) finishDemotion(j *job, sums []hostpool.Sum, failure error) {
 			s.must(s.pool.Abandon(host))
 		}
 		switch {
-		case !arrived && failure != nil && e.pins == 0:
+		case !arrived && failure != nil && e.pins+e.holds == 0:
 			// Cold, and the tier below can't take it: it would be chosen again and again.
 			s.stats.CopyFailed++
 			j.freed += s.drop(r, e, fault.CopyFailed)

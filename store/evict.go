@@ -73,11 +73,17 @@ func (s *Store) chooseVictims(n int) (v victims, err error) {
 		return v, errClosed()
 	}
 	oldest := s.device.AppendOldest(nil, n)
-	if v.n = len(oldest); v.n == 0 && s.latest != nil {
+	v = s.demote(oldest)
+	if v.n == 0 && s.latest != nil {
 		if done, _ := s.latest.done.Poll(); !done {
 			v.latest = s.latest
 		}
 	}
+	return v, nil
+}
+
+// demote chooses what becomes of victims, which were taken off the device's list.
+func (s *Store) demote(oldest []int32) (v victims) {
 	toHost := 0
 	for _, i := range oldest {
 		s.host.Remove(i) // no host page is evicted to make room for its own device page
@@ -92,7 +98,12 @@ func (s *Store) chooseVictims(n int) (v victims, err error) {
 		if e.part.host == page.None {
 			if toHost > len(claimed) {
 				toHost--
+				if e.holds > 0 { // it must not be lost: it stays where it is
+					s.list(r, e)
+					continue
+				}
 				s.stats.DroppedCold++
+				v.n++
 				v.freed += s.drop(r, e, fault.Evicted)
 				continue
 			}
@@ -108,8 +119,9 @@ func (s *Store) chooseVictims(n int) (v victims, err error) {
 			j.pairs = append(j.pairs, page.Pair{Dst: host, Src: e.part.device})
 		}
 		e.part.flight = j
+		v.n++
 	}
-	return v, nil
+	return v
 }
 
 // claim claims n host pages, evicting from the host as need be; fewer when the

@@ -100,7 +100,11 @@ func newRig(t testing.TB, o setup) *rig {
 	noError(t, err)
 	r.copies, r.compute = r.stream("copies"), r.stream("compute")
 	if o.host > 0 {
-		r.pool, err = hostpool.Open(hostpool.Options{Cache: r.cache, Pages: o.host, Host: r.dev, Copier: o.copier})
+		pool := hostpool.Options{Cache: r.cache, Pages: o.host, Host: r.dev, Copier: o.copier}
+		if o.compute {
+			pool.Compute = r.compute
+		}
+		r.pool, err = hostpool.Open(pool)
 		noError(t, err)
 		t.Cleanup(func() {
 			_ = r.copies.Close() // a failed stream's queue may still name the pool's memory
@@ -112,9 +116,6 @@ func newRig(t testing.TB, o setup) *rig {
 	options := Options{
 		Cache: r.cache, Arena: r.arena, Pool: r.pool, Copies: r.copies, Inclusive: o.inclusive, WriteThrough: o.through,
 		History: o.history, JobPages: o.jobPages, Logger: slog.New(slog.NewTextHandler(&r.complain, nil)),
-	}
-	if o.compute {
-		options.Compute, options.Device = r.compute, r.dev
 	}
 	r.store, err = Open(options)
 	noError(t, err)

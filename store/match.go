@@ -139,7 +139,9 @@ func (s *Store) unpin(refs []Ref) {
 			continue
 		}
 		if e.state == dropped {
-			s.forget(r, e)
+			if e.holds == 0 {
+				s.forget(r, e)
+			}
 			continue
 		}
 		s.list(r, e)

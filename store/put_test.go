@@ -26,13 +26,12 @@ func TestOpen_RefusesWhatCannotBe(t *testing.T) {
 		{"no cache", func(o *Options) { o.Cache = nil }, "cache"},
 		{"no arena", func(o *Options) { o.Arena = nil }, "arena"},
 		{"a pool and no stream", func(o *Options) { o.Copies = nil }, "stream"},
-		{"compute and no device", func(o *Options) { o.Device = nil }, "events"},
 		{"negative history", func(o *Options) { o.History = -1 }, "-1"},
 		{"too much history", func(o *Options) { o.History = maxGhosts + 1 }, fmt.Sprint(maxGhosts)},
 		{"negative jobs", func(o *Options) { o.JobPages = -1 }, "-1"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			o := Options{Cache: r.cache, Arena: r.arena, Pool: r.pool, Copies: r.copies, Compute: r.compute, Device: r.dev}
+			o := Options{Cache: r.cache, Arena: r.arena, Pool: r.pool, Copies: r.copies}
 			c.change(&o)
 			s, err := Open(o)
 			if err == nil {

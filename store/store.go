@@ -86,14 +86,6 @@ type Options struct {
 	// Copies is the stream that copies run on, of Cache's device. Required with
 	// a Pool, unless pages have no bytes. The store enqueues, never closes it.
 	Copies device.Stream
-	// Compute is the stream on which the engine reads and writes its pages. When
-	// set, copies wait for what it has enqueued, and it waits for promotions.
-	// When nil, the engine itself waits: for tickets before it touches a page,
-	// and for its own work before it commits or releases one.
-	Compute device.Stream
-	// Device makes the events that order Copies and Compute. Required with
-	// Compute.
-	Device device.Device
 	// Inclusive keeps the host's copy of a page that was promoted. The zero
 	// value is exclusive: a page is on the device or on the host.
 	Inclusive bool
@@ -131,6 +123,7 @@ const NoRef Ref = -1
 type entry struct { // its key is index.keys[ref]
 	part  part
 	pins  int32
+	holds int32  // suspended users: the page must stay, in whichever tier
 	epoch uint32 // moves with every pin: a copy begun before must not decide after
 	state entryState
 }
@@ -163,7 +156,6 @@ type Store struct {
 	pool    *hostpool.Pool // nil: no host tier
 	bytes   int64          // of one page
 	log     *slog.Logger
-	fence   device.Event // orders Copies behind Compute and back; guarded by enqueue
 	enqueue sync.Mutex
 	jobs    chan *job      // enqueued copies, in stream order, for the settler
 	readers sync.WaitGroup // calls that sum host pages; none begins once closed
@@ -214,8 +206,6 @@ func Open(o Options) (*Store, error) {
 		return nil, fault.New(fault.Invalid, "store", "needs a device cache and its arena")
 	case o.Pool != nil && o.Copies == nil && o.Cache.Geometry().PageBytes() > 0:
 		return nil, fault.New(fault.Invalid, "store", "a host pool needs a stream to copy on")
-	case o.Compute != nil && o.Device == nil:
-		return nil, fault.New(fault.Invalid, "store", "a compute stream needs its device, for events")
 	case o.History < 0 || o.History > maxGhosts:
 		return nil, fault.New(fault.Invalid, "store", "a history of %d keys: the range is 0 to %d", o.History, maxGhosts)
 	case o.JobPages < 0:
@@ -247,12 +237,6 @@ func Open(o Options) (*Store, error) {
 	}
 	s.device.Grow(most)
 	s.host.Grow(most)
-	if o.Compute != nil {
-		var err error
-		if s.fence, err = o.Device.NewEvent(); err != nil {
-			return nil, fmt.Errorf("store: %w", err)
-		}
-	}
 	go s.settle()
 	return s, nil
 }
@@ -340,7 +324,7 @@ func (s *Store) list(r Ref, e *entry) {
 	if e.part.device != page.None {
 		s.device.Insert(int32(r))
 	}
-	if e.part.host != page.None {
+	if e.part.host != page.None && e.holds == 0 {
 		s.host.Insert(int32(r))
 	}
 }
@@ -362,7 +346,7 @@ func (s *Store) drop(r Ref, e *entry, why fault.Reason) (freed int) {
 	freed = s.releaseDevice(e)
 	s.releaseHost(e)
 	e.state = dropped
-	if e.pins == 0 {
+	if e.pins+e.holds == 0 {
 		s.forget(r, e)
 	}
 	return freed

@@ -176,16 +176,19 @@ func (m *Manager) Sequence(id ID) *Sequence {
 // request that can never fit.
 func (m *Manager) acquire(ctx context.Context, dst []page.ID, n int) ([]page.ID, error) {
 	for {
-		got, err := m.arena.Acquire(dst, n)
-		var full *page.FullError
-		if err == nil || !errors.As(err, &full) {
-			return got, err
+		got, ok := m.arena.TryAcquire(dst, n)
+		if ok {
+			return got, nil
+		}
+		full := &page.FullError{Asked: n, Free: m.arena.NumFree(), LargestRun: m.arena.LargestRun()}
+		if full.Shortfall() <= 0 { // pages came back between the two looks
+			continue
 		}
 		// What was freed may be taken by another sequence before it comes here, so
 		// this is a loop. It ends: Evict fails once nothing is left to give.
 		if _, evictErr := m.store.Evict(ctx, full.Shortfall()); evictErr != nil {
 			if errors.Is(evictErr, fault.Full) {
-				return dst, fault.Wrap(fault.Full, "device", err).Hint("release sequences, or use more device pages")
+				return dst, fault.Wrap(fault.Full, "device", full).Hint("release sequences, or use more device pages")
 			}
 			return dst, evictErr
 		}

@@ -400,7 +400,7 @@ func (p *Pool) keep(ids []page.ID) error {
 		return err
 	}
 	for _, id := range ids {
-		p.state[id] = kept
+		p.state[id], p.last[id] = kept, nil
 	}
 	return nil
 }

@@ -22,14 +22,30 @@ type job struct {
 	epochs []uint32       // demote: as claimed
 	pairs  []page.Pair    // what is copied; in no order that means anything, for copiers sort it
 	hosts  []page.ID      // demote: the page claimed for each ref; page.None: the host has it
+	sums   []hostpool.Sum // of hosts, once copied
 	copied *device.Ticket // by the stream
 	done   *device.Ticket // by the settler, when the books are settled
 	freed  int            // demote: device pages freed; valid once done
 	unpin  [][]Ref        // paths whose pins go when the books are settled; guarded by Store.mu
 }
 
+// newJob makes a job with room for the usual number of pages.
 func newJob(kind jobKind) *job {
-	return &job{kind: kind, copied: device.NewTicket(), done: device.NewTicket()}
+	const usual = 16
+	x := &struct {
+		job
+		copied, done device.Ticket
+		refs         [usual]Ref
+		epochs       [usual]uint32
+		pairs        [usual]page.Pair
+		hosts        [usual]page.ID
+		sums         [usual]hostpool.Sum
+	}{}
+	x.job = job{
+		kind: kind, copied: &x.copied, done: &x.done,
+		refs: x.refs[:0], epochs: x.epochs[:0], pairs: x.pairs[:0], hosts: x.hosts[:0], sums: x.sums[:0],
+	}
+	return &x.job
 }
 
 type jobKind uint8
@@ -45,7 +61,7 @@ const (
 // caller has held enqueue since it chose j's pages: the store is not closed.
 func (s *Store) run(j *job) {
 	if s.bytes == 0 {
-		s.copy(j)
+		j.copied.Complete(nil)
 		s.finish(j)
 		return
 	}
@@ -76,20 +92,18 @@ func (s *Store) settle() {
 }
 
 func (s *Store) finish(j *job) {
-	<-j.copied.Done()
-	_, err := j.copied.Poll()
-	var sums []hostpool.Sum
+	err := j.copied.Wait(context.Background())
 	if j.kind != promotion && err == nil {
-		sums = s.sum(nil, j.hosts)
+		j.sums = s.sum(j.sums, j.hosts)
 	}
 	s.mu.Lock()
 	switch j.kind {
 	case demotion:
-		s.finishDemotion(j, sums, err)
+		s.finishDemotion(j, err)
 	case promotion:
 		s.finishPromotion(j, err)
 	case through:
-		s.finishThrough(j, sums, err)
+		s.finishThrough(j, err)
 	}
 	for _, refs := range j.unpin { // a path may go on to another copy in flight
 		s.unpin(refs)
@@ -105,7 +119,10 @@ func (s *Store) finish(j *job) {
 // passed over.
 func (s *Store) sum(sums []hostpool.Sum, ids []page.ID) []hostpool.Sum {
 	if s.bytes == 0 {
-		return append(sums, make([]hostpool.Sum, len(ids))...)
+		for range ids {
+			sums = append(sums, hostpool.Sum{})
+		}
+		return sums
 	}
 	began, n := time.Now(), int64(0)
 	for _, id := range ids {
@@ -125,22 +142,24 @@ func (s *Store) sum(sums []hostpool.Sum, ids []page.ID) []hostpool.Sum {
 	return sums
 }
 
-func (s *Store) finishDemotion(j *job, sums []hostpool.Sum, failure error) {
+func (s *Store) finishDemotion(j *job, failure error) {
+	s.hosts, s.ids = s.hosts[:0], s.ids[:0] // those that arrived, and the device pages that they leave
 	for i, r := range j.refs {
 		e := &s.entries[r]
 		e.part.flight = nil
 		host := j.hosts[i]
 		there := host == page.None // inclusive: nothing was copied
-		arrived := there || failure == nil && (!e.part.summed || e.part.sum == sums[i])
+		arrived := there || failure == nil && (!e.part.summed || e.part.sum == j.sums[i])
 		if arrived && e.epoch == j.epochs[i] {
 			if !there {
-				e.part.sum, e.part.summed = sums[i], true
-				s.must(s.pool.Commit(host))
+				e.part.sum, e.part.summed = j.sums[i], true
+				s.hosts = append(s.hosts, host)
 				e.part.host = host
 				s.note(r, demoted, host)
 				s.stats.Demoted++
 			}
-			j.freed += s.releaseDevice(e)
+			s.ids = append(s.ids, e.part.device)
+			s.at[e.part.device], e.part.device = NoRef, page.None
 			s.list(r, e)
 			continue
 		}
@@ -161,6 +180,12 @@ func (s *Store) finishDemotion(j *job, sums []hostpool.Sum, failure error) {
 			s.list(r, e)
 		}
 	}
+	if len(s.hosts) > 0 {
+		s.must(s.pool.Commit(s.hosts...))
+	}
+	freed, err := s.arena.Release(s.ids)
+	s.must(err)
+	j.freed += freed
 }
 
 // corrupt drops an entry whose bytes failed their check. It returns how many
@@ -188,6 +213,7 @@ func (s *Store) writeThrough(refs []Ref) (jobs []*job) {
 			n++
 		}
 	}
+	s.chosen = s.chosen[:0]
 	claimed := s.claim(n)
 	for _, r := range refs {
 		if len(claimed) == 0 {
@@ -207,7 +233,7 @@ func (s *Store) writeThrough(refs []Ref) (jobs []*job) {
 	return jobs
 }
 
-func (s *Store) finishThrough(j *job, sums []hostpool.Sum, failure error) {
+func (s *Store) finishThrough(j *job, failure error) {
 	for i, r := range j.refs {
 		e, host := &s.entries[r], j.hosts[i]
 		e.part.flight = nil
@@ -216,12 +242,12 @@ func (s *Store) finishThrough(j *job, sums []hostpool.Sum, failure error) {
 			s.stats.Abandoned++
 			s.must(s.pool.Abandon(host))
 			s.list(r, e)
-		case e.part.summed && e.part.sum != sums[i]:
+		case e.part.summed && e.part.sum != j.sums[i]:
 			s.stats.Corrupted++
 			s.must(s.pool.Abandon(host))
 			s.corrupt(r, e)
 		default:
-			e.part.sum, e.part.summed, e.part.host = sums[i], true, host
+			e.part.sum, e.part.summed, e.part.host = j.sums[i], true, host
 			s.must(s.pool.Commit(host))
 			s.note(r, written, host)
 			s.stats.Written++

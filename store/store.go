@@ -93,7 +93,7 @@ type Options struct {
 	// when it leaves the device. It implies Inclusive.
 	WriteThrough bool
 	// History is how many evicted keys are remembered, to answer "evicted"
-	// rather than "never stored". 0 means 262,144 (4 MiB).
+	// rather than "never stored". 0 means 262,144 (6 MiB).
 	History int
 	// JobPages is how many pages one copy job moves. 0 means 16.
 	JobPages int
@@ -173,6 +173,9 @@ type Store struct {
 	moves    []moves   // by entry; guarded by mu
 	lookups  uint64    // guarded by mu
 	stats    Stats     // guarded by mu
+	ids      []page.ID // scratch; guarded by mu
+	hosts    []page.ID // scratch; guarded by mu
+	chosen   []int32   // scratch; guarded by mu
 	closed   bool      // guarded by mu: no more jobs
 	released bool      // guarded by mu: every page was given back
 }
@@ -296,9 +299,9 @@ func (s *Store) Stats() Stats {
 	return st
 }
 
-// take makes an absent entry hold key, reserved. nil when there is none left.
-func (s *Store) take(key page.Key) (Ref, *entry) {
-	var r Ref
+// take makes an absent entry hold the key with hash h, reserved. NoRef when there is
+// none left.
+func (s *Store) take(key *page.Key, h uint64) (r Ref) {
 	switch n := len(s.unused); {
 	case n > 0:
 		r = s.unused[n-1]
@@ -307,13 +310,13 @@ func (s *Store) take(key page.Key) (Ref, *entry) {
 		r = Ref(len(s.entries))
 		s.entries, s.moves = append(s.entries, entry{}), append(s.moves, moves{})
 	default:
-		return NoRef, nil
+		return NoRef
 	}
 	e := &s.entries[r]
 	*e = entry{state: reserved, epoch: e.epoch + 1, part: part{device: page.None, host: page.None}}
-	s.moves[r] = moves{}
-	s.index.insert(key, r)
-	return r, e
+	s.moves[r].n = 0
+	s.index.insert(key, h, r)
+	return r
 }
 
 // list enters an idle, unpinned entry into the lists of its tiers, as newest.
@@ -340,9 +343,10 @@ func (s *Store) unlist(r Ref) {
 // how many device pages that left without an owner: 0 or 1.
 func (s *Store) drop(r Ref, e *entry, why fault.Reason) (freed int) {
 	s.unlist(r)
-	key := s.index.keys[r]
-	s.index.remove(key)
-	s.ghosts.remember(key, why)
+	key := &s.index.keys[r]
+	h := s.index.hash(key)
+	s.index.remove(key, h)
+	s.ghosts.remember(h, why)
 	freed = s.releaseDevice(e)
 	s.releaseHost(e)
 	e.state = dropped
@@ -360,8 +364,8 @@ func (s *Store) forget(r Ref, e *entry) {
 
 // keep makes id the device page of r: sealed, and owned by the store too.
 func (s *Store) keep(r Ref, id page.ID) error {
-	if uint(id) < uint(len(s.at)) && s.at[id] != NoRef {
-		return fault.New(fault.Invalid, fmt.Sprintf("page %d", id), "is kept under another key, %v", s.index.keys[s.at[id]])
+	if err := s.checkKept(id); err != nil {
+		return err
 	}
 	ids := [1]page.ID{id}
 	if err := s.arena.Seal(ids[:]); err != nil {
@@ -371,6 +375,14 @@ func (s *Store) keep(r Ref, id page.ID) error {
 		return err
 	}
 	s.at[id], s.entries[r].part.device = r, id
+	return nil
+}
+
+// checkKept refuses a device page that an entry has already.
+func (s *Store) checkKept(id page.ID) error {
+	if uint(id) < uint(len(s.at)) && s.at[id] != NoRef {
+		return fault.New(fault.Invalid, fmt.Sprintf("page %d", id), "is kept under another key, %v", s.index.keys[s.at[id]])
+	}
 	return nil
 }
 

@@ -73,10 +73,12 @@ func newBenchStore() *cobra.Command {
 	return benchVerb(&cobra.Command{
 		Use:   "store",
 		Short: "Look-ups, puts and evictions, without bytes",
-		Long: `Measures the books: look-ups a second in a replay without bytes over 2,048 device and 7,952 host pages, keys
-included; single calls of the store; and apart from them what it costs to make keys.`,
+		Long: `Measures the books: look-ups a second for the requests of a trace, keys included, in a device pool and a host
+pool; single calls of the store; and apart from them what it costs to make keys.`,
 		Example: "  kvferry bench store\n  kvferry bench store --trace chat.jsonl --json",
 	}, bench.Store, func(f *pflag.FlagSet, o *bench.Options) {
+		f.Var(&number{value: &o.DevicePages, least: 1}, "device-pages", "`pages` on the device (default 2048)")
+		f.Var(&number{value: &o.HostPages, least: 1}, "host-pages", "`pages` in host memory (default 7952)")
 		f.StringVar(&o.Trace, "trace", "", "replay this `file` instead of the built-in chat load")
 		f.Var(&number{value: &o.Requests, least: 0}, "requests", "replay the first `n` requests (default all of a trace, 12,000 of the built-in load)")
 	})

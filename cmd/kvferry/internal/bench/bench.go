@@ -47,6 +47,7 @@ const (
 	maxMiB         = 1 << 20
 	maxThreads     = 256
 	maxAllocations = 100_000_000
+	maxStorePages  = 10_000_000
 )
 
 // Options say what is measured. Start from [DefaultOptions].
@@ -63,14 +64,18 @@ type Options struct {
 	RowBytes    int64  // with Layers, instead of a model: bytes of a page in one layer
 	Layers      int
 
-	Allocations int    // of the measurement of runs
-	Trace       string // of the look-ups; "" = replay's built-in load
-	Requests    int    // of the look-ups; 0 = all
+	Allocations int // of the measurement of runs
+
+	// Of the store.
+	DevicePages int
+	HostPages   int
+	Trace       string // "" = replay's built-in load
+	Requests    int    // 0 = all
 }
 
 // DefaultOptions take well under a minute a verb on an idle machine.
 func DefaultOptions() Options {
-	return Options{Runs: 9, Seed: 1, Threads: 1, MiB: 256, Allocations: 1_000_000}
+	return Options{Runs: 9, Seed: 1, Threads: 1, MiB: 256, Allocations: 1_000_000, DevicePages: 2048, HostPages: 7952}
 }
 
 // check refuses options that can't be measured, and chooses the clock. Kind:
@@ -85,6 +90,8 @@ func (o *Options) check() error {
 		{"--threads", int64(o.Threads), 1, maxThreads},
 		{"--size", int64(o.MiB), 1, maxMiB},
 		{"--allocations", int64(o.Allocations), 1, maxAllocations},
+		{"--device-pages", int64(o.DevicePages), 4 * prefixPages, maxStorePages},
+		{"--host-pages", int64(o.HostPages), 4 * prefixPages, maxStorePages},
 		{"--layers", int64(o.Layers), 0, kv.MaxLayers},
 		{"--row-bytes", o.RowBytes, 0, kv.MaxDim},
 	} {

@@ -34,7 +34,7 @@ func TestCountRuns(t *testing.T) {
 }
 
 func TestRunsPer64_FIFOScattersWhatRunsKeepsTogether(t *testing.T) {
-	o := Options{Allocations: 20_000, Seed: 1}
+	o := Options{Allocations: 4_000, Seed: 1}
 	for _, whole := range []bool{true, false} {
 		var per [2]float64
 		for i, order := range []page.Order{page.Runs, page.FIFO} {
@@ -107,7 +107,7 @@ func TestLayerAfterLayer_IsTheSameRowsInTheOrderOfMemory(t *testing.T) {
 
 func TestStore_ServesATraceAndFindsWhatItStored(t *testing.T) {
 	o := DefaultOptions()
-	o.Runs, o.Requests = 1, 200
+	o.Runs, o.Requests, o.DevicePages, o.HostPages = 1, 100, 256, 256
 	r, err := Store(context.Background(), o)
 	if err != nil {
 		t.Fatal(err)
@@ -142,6 +142,8 @@ func TestOptions_AreRefusedByName(t *testing.T) {
 		{func(o *Options) { o.Threads = maxThreads + 1 }, "--threads"},
 		{func(o *Options) { o.MiB = -1 }, "--size"},
 		{func(o *Options) { o.Allocations = 0 }, "--allocations"},
+		{func(o *Options) { o.DevicePages = 95 }, "--device-pages"},
+		{func(o *Options) { o.HostPages = 0 }, "--host-pages"},
 		{func(o *Options) { o.Layers = -1 }, "--layers"},
 		{func(o *Options) { o.RowBytes, o.Layers = 1<<30, 1 }, "--row-bytes"},
 		{func(o *Options) { o.Layers = 3 }, "--row-bytes"},

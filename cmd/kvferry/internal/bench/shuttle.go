@@ -2,6 +2,7 @@ package bench
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"math/rand/v2"
 	"slices"
@@ -83,9 +84,7 @@ func scribble(b []byte, seed uint64) {
 	const step = 0x9e3779b97f4a7c15
 	for w := seed * step; len(b) >= 8; b = b[8:] {
 		w += step
-		for i := range 8 {
-			b[i] = byte(w >> (8 * i))
-		}
+		binary.LittleEndian.PutUint64(b, w)
 	}
 }
 

@@ -68,7 +68,7 @@ func TestShuttle_BringsBackTheBytesThatItTookDown(t *testing.T) {
 				t.Fatal(err)
 			}
 			want := contents(t, s)
-			for trip := range 3 {
+			for trip := range 2 {
 				if err := s.demote(ctx); err != nil {
 					t.Fatal(err)
 				}

@@ -18,12 +18,8 @@ import (
 	"github.com/kvferry/kvferry/store"
 )
 
-// The tiers of the store that is measured, and the prefix that it is asked for.
-const (
-	devicePages = 2048
-	hostPages   = 7952
-	prefixPages = 24
-)
+// prefixPages is the length of the prefixes that the store is asked for.
+const prefixPages = 24
 
 // Store measures the books: look-ups in a whole replay without bytes, keys
 // included, the calls of the store one by one, and apart from them what the keys
@@ -35,7 +31,7 @@ func Store(ctx context.Context, o Options) (*Report, error) {
 	r := newReport("store", o)
 	r.legend = "Pages have no bytes here: this is what the books cost."
 	r.Settings = append(r.Settings,
-		Setting{"tiers", fmt.Sprintf("%d device pages, %d host pages", devicePages, hostPages)})
+		Setting{"tiers", fmt.Sprintf("%d device pages, %d host pages", o.DevicePages, o.HostPages)})
 	return r, o.measured(r, func() error {
 		lookups, trace, err := lookups(ctx, o)
 		if err != nil {
@@ -65,10 +61,10 @@ func lookups(ctx context.Context, o Options) (out Section, about string, err err
 	} else if t, err = replay.Open(o.Trace, o.Requests); err != nil {
 		return out, "", err
 	}
-	if err := replay.CheckFits(t, replay.IDTokens, devicePages); err != nil {
+	if err := replay.CheckFits(t, replay.IDTokens, o.DevicePages); err != nil {
 		return out, "", err
 	}
-	g, err := kv.Config{Pages: devicePages + 1, PageSize: replay.IDTokens, Sink: true}.LayerMajor()
+	g, err := kv.Config{Pages: o.DevicePages + 1, PageSize: replay.IDTokens, Sink: true}.LayerMajor()
 	if err != nil {
 		return out, "", err
 	}
@@ -84,7 +80,7 @@ func lookups(ctx context.Context, o Options) (out Section, about string, err err
 	defer func() { err = errors.Join(err, cache.Close()) }()
 
 	// Every run begins with empty tiers; making and closing them is not timed.
-	s := server{trace: t, options: kvferry.Options{Cache: cache, Device: host, HostPages: hostPages}}
+	s := server{trace: t, options: kvferry.Options{Cache: cache, Device: host, HostPages: o.HostPages}}
 	defer func() { err = errors.Join(err, s.close()) }()
 	if err := s.renew(); err != nil {
 		return out, "", err
@@ -95,7 +91,7 @@ func lookups(ctx context.Context, o Options) (out Section, about string, err err
 	}
 	rate := func(seconds float64) float64 { return float64(s.looked) / seconds }
 	l := newLine("requests of the trace", statOf(each(seconds[0][0], rate)), map[string]any{
-		"device_pages": devicePages, "host_pages": hostPages, "looked_up": s.looked, "hit": s.hit,
+		"device_pages": o.DevicePages, "host_pages": o.HostPages, "looked_up": s.looked, "hit": s.hit,
 	})
 	l.atLeast("", 2e6)
 	out.Lines = append(out.Lines, l)
@@ -184,7 +180,7 @@ func (o Options) openBooks() (b *books, err error) {
 			err = errors.Join(err, b.close())
 		}
 	}()
-	g, err := kv.Config{Pages: devicePages, PageSize: replay.IDTokens}.LayerMajor()
+	g, err := kv.Config{Pages: o.DevicePages, PageSize: replay.IDTokens}.LayerMajor()
 	if err != nil {
 		return b, err
 	}
@@ -194,10 +190,10 @@ func (o Options) openBooks() (b *books, err error) {
 	if b.cache, err = kv.NewCache(g, b.host); err != nil {
 		return b, err
 	}
-	if b.pool, err = hostpool.Open(hostpool.Options{Cache: b.cache, Pages: hostPages, Host: b.host}); err != nil {
+	if b.pool, err = hostpool.Open(hostpool.Options{Cache: b.cache, Pages: o.HostPages, Host: b.host}); err != nil {
 		return b, err
 	}
-	if b.arena, err = page.NewArena(page.ArenaOptions{Pages: devicePages}); err != nil {
+	if b.arena, err = page.NewArena(page.ArenaOptions{Pages: o.DevicePages}); err != nil {
 		return b, err
 	}
 	b.store, err = store.Open(store.Options{Cache: b.cache, Arena: b.arena, Pool: b.pool})
@@ -311,7 +307,7 @@ func calls(ctx context.Context, o Options) (out Section, err error) {
 	}
 	defer func() { err = errors.Join(err, b.close()) }()
 
-	const loops = 200 // prefixes of one run: fewer than the tiers hold
+	loops := (o.DevicePages + o.HostPages) / prefixPages / 2 // prefixes of one run: half of what the tiers hold
 	all := chains((o.Runs+warmUps+4)*loops, o.Seed)
 	for _, keys := range all[:3*loops] { // more than both tiers hold
 		if err := b.put(ctx, keys); err != nil {
@@ -340,7 +336,7 @@ func calls(ctx context.Context, o Options) (out Section, err error) {
 		}
 		return nil
 	}
-	recent := func() []page.Key { return all[next-1-rng.IntN(loops/4)] }
+	recent := func() []page.Key { return all[next-1-rng.IntN(max(1, loops/4))] }
 	match := func() error {
 		for range loops {
 			if err := b.find(recent()); err != nil {

@@ -41,7 +41,7 @@ func openFerry(ctx context.Context, s shape, m moves, checks bool) (f *ferry, er
 	if err != nil {
 		return f, err
 	}
-	if f.host, err = device.OpenHost(device.HostOptions{}); err != nil {
+	if f.host, err = device.OpenHost(device.HostOptions{Workers: 1}); err != nil {
 		return f, err
 	}
 	if f.cache, err = kv.NewCache(g, f.host); err != nil {
@@ -94,7 +94,7 @@ func (f *ferry) run(ctx context.Context) (float64, error) {
 			}
 			if k < n {
 				j.pairs, j.ticket = f.moves.appendPairs(j.pairs[:0], k*jobPages, jobPages), device.NewTicket()
-				if _, err := f.pool.Offload(f.stream, j.pairs, j.ticket); err != nil {
+				if _, err := f.pool.CopyIn(f.stream, j.pairs, j.ticket); err != nil {
 					return err
 				}
 			}

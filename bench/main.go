@@ -2,10 +2,7 @@
 // they fare: page copies beside torch, allocation beside an allocator in Python and
 // vLLM's BlockPool, look-ups beside Go's cache libraries and Python's OrderedDict.
 //
-// Run it in its own folder, since it is a module of its own:
-//
-//	go run .                              # what needs no Python packages
-//	go run . -python venv/bin/python      # after pip install -r requirements.txt
+// It is a module of its own; README.md says how to run it.
 //
 // A rival that can't run here is named with what would help; it is never left out in
 // silence. Every rival is timed by the CPU time of its own process, on one thread, so

@@ -40,8 +40,8 @@ func newBenchCopy() *cobra.Command {
 pages, two in flight, on one stream: models × arrangements × fresh and churned pools × checks on and off. Then cold
 rows in any place beside Go's copy, and runs of pages with small rows beside bare loops row by row.
 
-Two ceilings are measured in turns with it: C, Go's copy of 64 MiB pieces in the same kind of memory, and R, a bare
-loop over the same rows with no books, and with the same checks when they are on. Everything runs on --threads.
+Two ceilings are measured in turns with it: C, Go's copy of 64 MiB pieces in the same kind of memory, and R, the
+better of two bare loops over the same rows (Go's copy, the device's) with no books, and with the same checks. Everything runs on --threads.
 
 With --model, --arrangement or --row-bytes only those demotions and promotions are measured.`,
 		Example: `  kvferry bench copy

@@ -83,11 +83,14 @@ func optionsOf(root *cobra.Command) []string {
 	return slices.Compact(names)
 }
 
-// commandsOf returns cmd and everything below it.
+// commandsOf returns cmd and everything below it that is not hidden, as what cobra
+// adds for shells is.
 func commandsOf(cmd *cobra.Command) []*cobra.Command {
 	all := []*cobra.Command{cmd}
 	for _, c := range cmd.Commands() {
-		all = append(all, commandsOf(c)...)
+		if !c.Hidden {
+			all = append(all, commandsOf(c)...)
+		}
 	}
 	return all
 }

@@ -45,7 +45,7 @@ const (
 const (
 	maxRuns        = 1000
 	maxMiB         = 1 << 20
-	maxThreads     = 256
+	maxThreads     = 64
 	maxAllocations = 100_000_000
 	maxStorePages  = 10_000_000
 )
@@ -204,7 +204,9 @@ func (o Options) measured(r *Report, f func() error) error {
 }
 
 // openHost opens the device whose streams are measured.
-func (o Options) openHost() (*device.Host, error) { return device.OpenHost(device.HostOptions{}) }
+func (o Options) openHost() (*device.Host, error) {
+	return device.OpenHost(device.HostOptions{Workers: o.Threads})
+}
 
 func newLine(name string, value Stat, labels map[string]any) Line {
 	return Line{Name: name, Value: value, Labels: labels, Beside: []Share{}, Goals: []Goal{}}

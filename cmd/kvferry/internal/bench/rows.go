@@ -154,6 +154,7 @@ func (b *copyBench) runs(ctx context.Context) (out Section, err error) {
 	})
 	l.Bytes = &bytes
 	l.against("C", ours, each(seconds[0][3], gbps(ceiling.Bytes(b.pieces))))
+	l.against("page by page", ours, each(seconds[0][1], gbps(bytes)))
 	l.against("row by row", ours, each(leastOf(seconds[0][1], seconds[0][2]), gbps(bytes)))
 	l.atLeast("row by row", 1.8)
 	out.Lines = append(out.Lines, l)

@@ -203,7 +203,7 @@ func (s *shuttle) demote(ctx context.Context) error {
 		}
 		s.moved = append(s.moved, j.pairs...)
 		s.onHost = append(s.onHost, j.ids...)
-		_, err = s.pool.Offload(s.stream, j.pairs, j.ticket)
+		_, err = s.pool.CopyIn(s.stream, j.pairs, j.ticket)
 		return err
 	}, func(j *job) error {
 		if s.checks {
@@ -242,7 +242,7 @@ func (s *shuttle) promote(ctx context.Context) error {
 		}
 		s.moved = append(s.moved, j.pairs...)
 		s.onDevice = append(s.onDevice, j.ids...)
-		_, err = s.pool.Reload(s.stream, j.pairs, j.ticket)
+		_, err = s.pool.CopyOut(s.stream, j.pairs, j.ticket)
 		return err
 	}, func(j *job) error {
 		return s.pool.Release(s.onHost[j.from : j.from+len(j.ids)]...)
@@ -253,8 +253,8 @@ func (s *shuttle) promote(ctx context.Context) error {
 	return err
 }
 
-// bare is the loop beside ours: the rows of the same pages, page by page, and the
-// sum of each while it is in the cache if ours takes sums.
+// bare are the loops beside ours: the rows of the same pages, page by page, with the
+// same sums and no books. R is the better of the two, run by run.
 type bare struct {
 	o       Options
 	s       *shuttle
@@ -262,6 +262,7 @@ type bare struct {
 	onHost  func(page.Pair) page.ID
 	sumLast bool // the page is complete on the host only after the copy
 	pairs   []page.Pair
+	ops     []device.Op
 	rows    []ceiling.Row
 	perPage int
 }
@@ -272,25 +273,50 @@ func (b *bare) follow() (err error) {
 		return nil
 	}
 	b.pairs = append(b.pairs[:0], b.s.moved...)
-	b.rows, err = ceiling.AppendPages(b.rows[:0], b.route, b.pairs...)
+	b.ops, err = ceiling.AppendPageOps(b.ops[:0], b.route, b.pairs...)
+	b.rows = ceiling.AppendOps(b.rows[:0], b.ops)
 	b.perPage = len(b.rows) / max(1, len(b.pairs))
 	return err
 }
 
-func (b *bare) run() error {
+// byGo copies with Go's copy, and sums each page while it is in the cache.
+func (b *bare) byGo() error {
 	b.o.split(len(b.pairs), func(from, to int) {
-		for i, p := range b.pairs[from:to] {
-			rows := b.rows[(from+i)*b.perPage:][:b.perPage]
-			if b.s.checks && !b.sumLast {
-				b.s.pool.Sum(b.onHost(p))
-			}
-			ceiling.Copy(rows)
-			if b.s.checks && b.sumLast {
-				b.s.pool.Sum(b.onHost(p))
-			}
+		for i := from; i < to; i++ {
+			b.sum(!b.sumLast, b.pairs[i:i+1])
+			ceiling.Copy(b.rows[i*b.perPage : (i+1)*b.perPage])
+			b.sum(b.sumLast, b.pairs[i:i+1])
 		}
 	})
 	return nil
+}
+
+// byDevice copies with the device's own kernels, in jobs like ours.
+func (b *bare) byDevice(ctx context.Context) error {
+	for from := 0; from < len(b.pairs); from += jobPages {
+		to := min(from+jobPages, len(b.pairs))
+		b.sum(!b.sumLast, b.pairs[from:to])
+		if err := b.s.stream.Copy(b.ops[from*b.perPage : to*b.perPage]); err != nil {
+			return err
+		}
+		if b.s.checks && b.sumLast {
+			if err := b.s.stream.Sync(ctx); err != nil {
+				return err
+			}
+			b.sum(true, b.pairs[from:to])
+		}
+	}
+	return b.s.stream.Sync(ctx)
+}
+
+// sum sums the host pages of pairs, if it is time and there are checks.
+func (b *bare) sum(now bool, pairs []page.Pair) {
+	if !now || !b.s.checks {
+		return
+	}
+	for _, p := range pairs {
+		b.s.pool.Sum(b.onHost(p))
+	}
 }
 
 // close frees the pools. Nothing is in flight.

@@ -155,7 +155,7 @@ func TestBare_CopiesTheSameBytesAsOurs(t *testing.T) {
 		}
 		for _, checks := range []bool{false, true} {
 			s.checks = checks
-			for _, threads := range []int{1, 2} {
+			for name, threads := range map[string]int{"go 1": 1, "go 2": 2, "device": 1} {
 				b := &bare{o: Options{Threads: threads}, s: s, route: s.down, sumLast: true, onHost: func(p page.Pair) page.ID { return p.Dst }}
 				if err := b.follow(); err != nil {
 					t.Fatal(err)
@@ -175,11 +175,22 @@ func TestBare_CopiesTheSameBytesAsOurs(t *testing.T) {
 					}
 					clear(b)
 				}
-				if err := b.run(); err != nil {
+				err = b.byGo()
+				if name == "device" {
+					for _, p := range s.moved { // not what byGo left
+						page, err := s.pool.Cache().Page(p.Dst)
+						if err != nil {
+							t.Fatal(err)
+						}
+						clear(page)
+					}
+					err = b.byDevice(ctx)
+				}
+				if err != nil {
 					t.Fatal(err)
 				}
 				if !bytes.Equal(host.Bytes(), want) {
-					t.Errorf("%s, checks %t, %d threads: the bare loop leaves other bytes", arrangement, checks, threads)
+					t.Errorf("%s, checks %t, by %s: the bare loop leaves other bytes", arrangement, checks, name)
 				}
 			}
 		}

@@ -168,7 +168,6 @@ type books struct {
 
 	match store.Match
 	refs  []store.Ref
-	pages []page.ID
 	fresh []page.ID
 	load  store.Loaded
 }

@@ -69,20 +69,27 @@ func AppendOps(rows []Row, ops []device.Op) []Row {
 	return rows
 }
 
-// AppendPages appends the rows of pairs of pages that are copied along r one by
-// one. Kinds: those of kv.Route.AppendBoxes.
-func AppendPages(rows []Row, r *kv.Route, pairs ...page.Pair) ([]Row, error) {
+// AppendPageOps appends the ops that copy pairs of pages along r, one page after the
+// other. Kinds: those of kv.Route.AppendBoxes.
+func AppendPageOps(ops []device.Op, r *kv.Route, pairs ...page.Pair) ([]device.Op, error) {
 	var boxes []kv.Box
-	var ops []device.Op
 	var err error
 	for _, p := range pairs {
 		if boxes, err = r.AppendBoxes(boxes[:0], page.Run{Dst: p.Dst, Src: p.Src, N: 1}); err != nil {
-			return rows, err
+			return ops, err
 		}
-		ops = r.AppendOps(ops[:0], boxes)
-		rows = AppendOps(rows, ops)
+		ops = r.AppendOps(ops, boxes)
 	}
-	return rows, nil
+	return ops, nil
+}
+
+// AppendPages appends the rows of [AppendPageOps].
+func AppendPages(rows []Row, r *kv.Route, pairs ...page.Pair) ([]Row, error) {
+	ops, err := AppendPageOps(nil, r, pairs...)
+	if err != nil {
+		return rows, err
+	}
+	return AppendOps(rows, ops), nil
 }
 
 // Rate copies the rows a few times and returns the best rate in GB/s: what runs

@@ -100,7 +100,7 @@ func (m *Manager) open() (err error) {
 			return err
 		}
 		m.pool, err = hostpool.Open(hostpool.Options{
-			Cache: m.o.Cache, Pages: m.o.HostPages, Host: m.host, Device: m.o.Device, Compute: m.o.Compute, Copier: m.o.Copier, Logger: m.o.Logger,
+			Cache: m.o.Cache, Pages: m.o.HostPages, Host: m.host, Device: m.o.Device, Compute: m.o.Compute, Checks: m.o.Checks, Copier: m.o.Copier, Logger: m.o.Logger,
 		})
 		if err != nil {
 			return err
@@ -108,7 +108,7 @@ func (m *Manager) open() (err error) {
 	}
 	m.store, err = store.Open(store.Options{
 		Cache: m.o.Cache, Arena: m.arena, Pool: m.pool, Copies: m.copies,
-		Inclusive: m.o.Inclusive, WriteThrough: m.o.WriteThrough, History: m.o.History, Logger: m.o.Logger,
+		Inclusive: m.o.Inclusive, WriteThrough: m.o.WriteThrough, History: m.o.History, ScrubAfter: m.o.ScrubAfter, Logger: m.o.Logger,
 	})
 	return err
 }

@@ -60,11 +60,13 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/kvferry/kvferry/device"
 	"github.com/kvferry/kvferry/evict"
@@ -95,6 +97,9 @@ type Options struct {
 	// History is how many evicted keys are remembered, to answer "evicted"
 	// rather than "never stored". 0 means 262,144 (6 MiB).
 	History int
+	// ScrubAfter is how long no look-up must have come before the scrubber looks at
+	// cold host pages. 0 means a second, negative never.
+	ScrubAfter time.Duration
 	// JobPages is how many pages one copy job moves. 0 means 16.
 	JobPages int
 	// Logger gets what no error can carry. Nil is silent.
@@ -161,6 +166,9 @@ type Store struct {
 	readers sync.WaitGroup // calls that sum host pages; none begins once closed
 	settled chan struct{}  // closed when there are no more jobs and readers
 
+	closing  chan struct{} // closed when the store is
+	scrubbed chan struct{} // closed when the scrubber has ended
+
 	mu       sync.Mutex
 	entries  []entry   // slab; guarded by mu
 	unused   []Ref     // entries that are absent; guarded by mu
@@ -192,6 +200,7 @@ type Stats struct {
 	DroppedCold  int64 // gone from the device because the host had no room
 	Corrupted    int64 // gone because their bytes failed a check
 	CopyFailed   int64 // gone, or not promoted, because a copy failed
+	Scrubbed     int64 // cold host pages looked at by the scrubber
 	Summed       int64 // checksums computed
 	SummedBytes  int64
 	SumNanos     int64 // time spent computing them
@@ -240,7 +249,13 @@ func Open(o Options) (*Store, error) {
 	}
 	s.device.Grow(most)
 	s.host.Grow(most)
+	s.closing, s.scrubbed = make(chan struct{}), make(chan struct{})
 	go s.settle()
+	if o.ScrubAfter < 0 || s.bytes == 0 || s.pool == nil || s.pool.Checks() == hostpool.ChecksOff {
+		close(s.scrubbed)
+	} else {
+		go s.scrubber(cmp.Or(o.ScrubAfter, scrubIdle))
+	}
 	return s, nil
 }
 
@@ -253,14 +268,17 @@ func (s *Store) Close(ctx context.Context) error {
 	s.mu.Lock()
 	if !s.closed {
 		s.closed = true
+		close(s.closing)
 		close(s.jobs)
 	}
 	s.mu.Unlock()
 	s.enqueue.Unlock()
-	select {
-	case <-s.settled:
-	case <-ctx.Done():
-		return ctx.Err()
+	for _, ended := range []<-chan struct{}{s.settled, s.scrubbed} {
+		select {
+		case <-ended:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

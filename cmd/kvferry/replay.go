@@ -56,6 +56,7 @@ The geometry is that of --model, or of the flags --layers to --layout.`,
 	f.Var(&number{value: &o.PageSize, least: 1}, "page-size", "`tokens` of a page: a divisor or a multiple of 512 (default 512)")
 	f.StringVar(&o.Tiers, "tiers", o.Tiers, "`choice` of exclusive (a page is on the device or on the host), inclusive (the host keeps what it gave) or write-through (every page that is put is copied to the host at once)")
 	f.StringVar(&o.Verify, "verify", "", "`choice` of how much of a hit page is compared: full, sample or off (default full)")
+	f.StringVar(&o.Checks, "checks", o.Checks, "`choice` of when the store checks host pages: always, arrival (not before they leave) or off")
 	f.BoolVar(&o.Bookkeeping, "bookkeeping", false, "pages have no bytes: only matching, placing and evicting")
 	f.BoolVar(&o.Compare, "compare", false, "show what least recently used and the optimum hit with as many pages")
 	f.BoolVar(&o.Sweep, "sweep", false, "do not replay: show what they hit with pools of other sizes")

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/hostpool"
 	"github.com/kvferry/kvferry/kv"
 )
 
@@ -59,6 +60,7 @@ type Options struct {
 	Layout    string // a name that kv.ParseLayout knows
 
 	Tiers       string
+	Checks      string // a name that hostpool.ParseChecks knows
 	Verify      string // "" = VerifyFull, or VerifyOff with Bookkeeping
 	Bookkeeping bool   // pages have no bytes: a geometry of zero layers
 
@@ -74,6 +76,7 @@ func DefaultOptions() Options {
 		HostPages:   Auto,
 		PageSize:    IDTokens,
 		Tiers:       Exclusive,
+		Checks:      hostpool.ChecksAlways.String(),
 	}
 }
 
@@ -103,6 +106,9 @@ func (o Options) Resolve() (Options, error) {
 		if err := o.checkSweep(); err != nil {
 			return o, err
 		}
+	}
+	if _, err := hostpool.ParseChecks(o.Checks); err != nil {
+		return o, fault.Wrap(fault.Invalid, "--checks", err).Hint("%s", fault.RemedyOf(err))
 	}
 	if o.Verify == "" {
 		o.Verify = VerifyFull

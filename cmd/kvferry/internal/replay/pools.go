@@ -12,6 +12,7 @@ import (
 	"github.com/kvferry/kvferry"
 	"github.com/kvferry/kvferry/device"
 	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/hostpool"
 	"github.com/kvferry/kvferry/kv"
 )
 
@@ -64,31 +65,23 @@ func (o *Options) fit(r *Result, auto [2]bool, largest int, room int64) error {
 	if need() <= room {
 		return nil
 	}
-	if auto[1] {
-		o.HostPages = int(max(0, min(int64(o.HostPages), room-int64(o.DevicePages)-1)))
-	}
-	if auto[0] {
-		o.DevicePages = int(max(int64(largest), min(int64(o.DevicePages), room-int64(o.HostPages)-1)))
+	half := room / 2 // by default nobody wants to give a replay all of the memory
+	switch {
+	case auto[0] && auto[1]:
+		o.DevicePages = int(max(int64(largest), min(int64(o.DevicePages), half*DefaultDevicePages/(DefaultDevicePages+DefaultHostPages))))
+		o.HostPages = int(max(0, min(int64(o.HostPages), half-int64(o.DevicePages)-1)))
+	case auto[0]:
+		o.DevicePages = int(max(int64(largest), min(int64(o.DevicePages), half-int64(o.HostPages)-1)))
+	case auto[1]:
+		o.HostPages = int(max(0, min(int64(o.HostPages), half-int64(o.DevicePages)-1)))
 	}
 	if need() > room {
-		return fault.New(fault.Memory, "pools", "%d + %d pages of %s take %s, there is memory for %d pages",
-			o.DevicePages+1, o.HostPages, bytesOf(r.PageBytes), bytesOf(need()*r.PageBytes), room).
+		return fault.New(fault.Memory, "pools", "%d device pages (with the sink) and %d host pages of %s take %s, there is memory for %d pages",
+			o.DevicePages+1, o.HostPages, size(r.PageBytes), size(need()*r.PageBytes), room).
 			Hint("use smaller pools (--device-pages, --host-pages), a smaller geometry, or --bookkeeping, which needs no pages")
 	}
 	r.Warnings = append(r.Warnings, fmt.Sprintf("the pools are smaller than by default, to fit into memory: %d device and %d host pages", o.DevicePages, o.HostPages))
 	return nil
-}
-
-func bytesOf(n int64) string {
-	for _, u := range []struct {
-		size int64
-		name string
-	}{{1 << 40, "TiB"}, {1 << 30, "GiB"}, {1 << 20, "MiB"}, {1 << 10, "KiB"}} {
-		if n >= u.size {
-			return strconv.FormatFloat(float64(n)/float64(u.size), 'f', 1, 64) + " " + u.name
-		}
-	}
-	return strconv.FormatInt(n, 10) + " B"
 }
 
 // geometry is that of the device cache: one tensor, layer after layer.
@@ -122,14 +115,19 @@ func openPools(ctx context.Context, o Options) (p *pools, err error) {
 	if err != nil {
 		return p, err
 	}
-	if p.host, err = device.OpenHost(device.HostOptions{}); err != nil {
+	// One worker a stream: a share of a one-thread ceiling means something only then.
+	if p.host, err = device.OpenHost(device.HostOptions{Workers: 1}); err != nil {
 		return p, err
 	}
 	if p.cache, err = kv.NewCache(g, p.host); err != nil {
 		return p, err
 	}
+	checks, err := hostpool.ParseChecks(o.Checks)
+	if err != nil {
+		return p, err
+	}
 	p.manager, err = kvferry.Open(kvferry.Options{
-		Cache: p.cache, Device: p.host, HostPages: o.HostPages, Inclusive: o.Tiers == Inclusive, WriteThrough: o.Tiers == WriteThrough,
+		Cache: p.cache, Device: p.host, HostPages: o.HostPages, Inclusive: o.Tiers == Inclusive, WriteThrough: o.Tiers == WriteThrough, Checks: checks,
 	})
 	if err != nil {
 		return p, err

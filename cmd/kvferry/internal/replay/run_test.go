@@ -273,10 +273,10 @@ func TestFit_ShrinksOnlyWhatWasNotAsked(t *testing.T) {
 		refused      bool
 	}{
 		{"all fit", 10, 20, [2]bool{true, true}, 31, 10, 20, false},
-		{"the host gives way first", 10, 20, [2]bool{true, true}, 21, 10, 10, false},
-		{"then the device, down to the largest request", 10, 20, [2]bool{true, true}, 6, 5, 0, false},
+		{"both give way, to half of the memory", 10, 20, [2]bool{true, true}, 30, 5, 9, false},
+		{"the device only down to the largest request", 10, 20, [2]bool{true, true}, 6, 5, 0, false},
 		{"less than the largest request", 10, 20, [2]bool{true, true}, 5, 0, 0, true},
-		{"a device that was asked for stays", 10, 20, [2]bool{false, true}, 15, 10, 4, false},
+		{"a device that was asked for stays", 10, 20, [2]bool{false, true}, 30, 10, 4, false},
 		{"both asked for", 10, 20, [2]bool{false, false}, 30, 0, 0, true},
 	} {
 		o := Options{DevicePages: x.device, HostPages: x.host}

@@ -14,7 +14,12 @@
 //	… Admit and Commit again for each step of decoding …
 //	err = seq.Remove()                   // the pages stay, by key, until they are evicted
 //
-// Token t of a sequence lies in page Pages()[t/pageSize], slot t%pageSize.
+// Token t of a sequence lies at
+//
+//	seq.Pages(nil)[t/pageSize], slot t%pageSize
+//
+// Match is optional: without it nothing is looked up, and all is computed. Close the
+// manager before the cache, and the cache before its device.
 //
 // The rooms behind the door, in the order of one page's walk: package store finds
 // or places it, hostpool keeps the host's books, copier moves it, device executes,

@@ -16,7 +16,7 @@ import (
 type Options struct {
 	// Cache is the paged KV cache on the device, owned by the caller or wrapped
 	// around an engine's memory. Required. The manager hands out its pages;
-	// nobody else may.
+	// nobody else may. It must stay open as long as the manager.
 	Cache *kv.Cache
 	// Device is the device that Cache lives on. Nil: the host device, opened by the
 	// manager.

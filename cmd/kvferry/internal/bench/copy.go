@@ -165,7 +165,7 @@ func (b *copyBench) copies(ctx context.Context, r *Report, shapes []shape) error
 	if b.o.Model != "" || b.o.RowBytes > 0 || b.o.Arrangement != "" {
 		return nil // the rest is about no model
 	}
-	for _, f := range []func(context.Context) (Section, error){b.scattered, b.runs} {
+	for _, f := range []func(context.Context) (Section, error){b.sums, b.scattered, b.runs} {
 		section, err := f(ctx)
 		if err != nil {
 			return err

@@ -44,9 +44,9 @@ func ParseChecks(name string) (Checks, error) {
 type Sum struct{ Hi, Lo uint64 }
 
 // Sum reads page id and returns its checksum. The page must be claimed or kept by
-// the caller, with no copy into it in flight; a page without bytes has the sum of
-// nothing. An id out of range is the caller's mistake, refused everywhere else
-// before a page is summed.
+// the caller, with no copy into it in flight, and the pool open; a page without bytes
+// has the sum of nothing. An id out of range, or a closed pool, is the caller's
+// mistake, refused everywhere else before a page is summed.
 func (p *Pool) Sum(id page.ID) Sum {
 	n := p.PageBytes()
 	h := xxh3.Hash128(p.mem[int64(id)*n : (int64(id)+1)*n])

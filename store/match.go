@@ -187,6 +187,9 @@ func (s *Store) History(r Ref) string {
 }
 
 func (s *Store) history(r Ref) string {
+	if uint(r) >= uint(len(s.moves)) {
+		return "no entry"
+	}
 	m := &s.moves[r]
 	size := uint32(len(m.log))
 	first := uint32(0)

@@ -58,7 +58,7 @@ func TestScrubber_LooksWhenNobodyElseDoes(t *testing.T) {
 		r.evict(2)
 		scrubbed := func() int64 { return r.store.Stats().Scrubbed }
 		time.Sleep(30 * time.Second) // look-ups fall between two looks of the scrubber
-		for range 5 { // busy: a look-up in every minute
+		for range 5 {                // busy: a look-up in every minute
 			time.Sleep(time.Minute)
 			m := r.match("x")
 			r.store.Unpin(m.Refs)

@@ -239,6 +239,10 @@ func Open(o Options) (*Store, error) {
 	if o.Pool != nil {
 		most += o.Pool.Pages()
 	}
+	if most > 1<<31-1 {
+		return nil, fault.New(fault.Invalid, "store", "room for %d entries (two for each device page, one for each host page): at most %d", most, 1<<31-1).
+			Hint("use fewer pages, or larger ones")
+	}
 	s := &Store{
 		o: o, arena: o.Arena, pool: o.Pool, bytes: o.Cache.Geometry().PageBytes(), log: o.Logger,
 		// Every job holds a device page of its own, so putting one in never blocks.

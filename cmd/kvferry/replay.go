@@ -73,7 +73,7 @@ The geometry is that of --model, or of the flags --layers to --layout.`,
 }
 
 // runReplay replays and writes the answer. With --json an error is part of the
-// answer too, once the replay has begun.
+// answer too, once the replay has begun; who interrupts it wants none.
 func runReplay(cmd *cobra.Command, o replay.Options, asJSON bool) error {
 	if o.Sweep {
 		return runSweep(cmd, o, asJSON)

@@ -37,15 +37,18 @@ func Copy(rows []Row) {
 	}
 }
 
+// MaxRows is how many rows a yardstick has at most: the list takes memory too.
+const MaxRows = 1 << 16
+
 // Pieces returns copies between a and b of pieces as large as both allow, at most
-// [PieceBytes], and of at most limit bytes in all. Pieces go round both memories,
+// [PieceBytes], and of at most limit bytes and [MaxRows] pieces in all. Pieces go round both memories,
 // and the direction alternates.
 func Pieces(a, b []byte, limit int) (rows []Row) {
 	n := min(PieceBytes, len(a), len(b), limit)
 	if n <= 0 {
 		return nil
 	}
-	for i := range limit / n {
+	for i := range min(limit/n, MaxRows) {
 		x, y := piece(a, n, i), piece(b, n, i)
 		if i%2 == 0 {
 			x, y = y, x

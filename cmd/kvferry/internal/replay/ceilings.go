@@ -15,7 +15,6 @@ import (
 // buffers would be other memory, and more of it. What the pools held is lost.
 const (
 	ceilingBytes = 512 << 20 // that one pass of a ceiling moves, at most
-	ceilingOps   = 1 << 16   // likewise: the list of them takes memory too
 	passes       = 5
 )
 
@@ -87,7 +86,7 @@ func (x *replay) ops(host *kv.Cache) (ops []device.Op, err error) {
 	onDevice, onHost := rng.Perm(x.pools.cache.Pages()-1), rng.Perm(host.Pages()) // without the sink
 	moves := max(1, x.r.PagesOffloaded+x.r.PagesReloaded)
 	pages := min(int64(len(onDevice)), int64(len(onHost)), max(1, ceilingBytes/x.r.PageBytes))
-	for i := int64(0); i < pages && len(ops) < ceilingOps; i++ {
+	for i := int64(0); i < pages && len(ops) < ceiling.MaxRows; i++ {
 		route, pair := down, page.Pair{Dst: page.ID(onHost[i]), Src: page.ID(1 + onDevice[i])}
 		if i*x.r.PagesReloaded/moves != (i+1)*x.r.PagesReloaded/moves {
 			route, pair.Dst, pair.Src = up, pair.Src, pair.Dst

@@ -222,17 +222,18 @@ func (o Options) withGeometry() (Options, error) {
 		flag  string
 		value *int
 		base  int  // what the model or the default says
+		most  int  // what a geometry can have
 		used  bool // whether this layout has it
 	}{
-		{"--layers", &o.Layers, base.layers, true},
-		{"--kv-heads", &o.KVHeads, base.kvHeads, layout != kv.MLA},
-		{"--head-dim", &o.HeadDim, base.dim, layout != kv.MLA},
-		{"--latent-dim", &o.LatentDim, base.latent, layout == kv.MLA},
+		{"--layers", &o.Layers, base.layers, kv.MaxLayers, true},
+		{"--kv-heads", &o.KVHeads, base.kvHeads, kv.MaxHeads, layout != kv.MLA},
+		{"--head-dim", &o.HeadDim, base.dim, kv.MaxDim, layout != kv.MLA},
+		{"--latent-dim", &o.LatentDim, base.latent, kv.MaxDim, layout == kv.MLA},
 	} {
 		given := *f.value
 		switch {
-		case given < 0 || given > math.MaxInt32:
-			return o, fault.New(fault.Invalid, f.flag, "%d is not in 1…%d", given, math.MaxInt32)
+		case given < 0 || given > f.most:
+			return o, fault.New(fault.Invalid, f.flag, "%d is not in 1…%d", given, f.most)
 		case given != 0 && !f.used:
 			return o, fault.New(fault.Invalid, f.flag, "layout %s has none, yet %d was given", layout, given).
 				Hint("MLA goes with --latent-dim, NHD and HND with --kv-heads and --head-dim")

@@ -20,6 +20,9 @@ import (
 // memory at most.
 const spare = 64 << 20
 
+// bookBytes is what the books of a page take, bytes or not: entries, lists, owners.
+const bookBytes = 512
+
 // size settles how many pages the pools have, and refuses sizes that can't work
 // before anything is made.
 func (o *Options) size(t *Trace, r *Result) error {
@@ -38,10 +41,8 @@ func (o *Options) size(t *Trace, r *Result) error {
 	if err != nil {
 		return err
 	}
-	if r.PageBytes > 0 {
-		if err := o.fit(r, auto, largest, max(0, room-spare)*10/11/r.PageBytes); err != nil {
-			return err
-		}
+	if err := o.fit(r, auto, largest, max(0, room-spare)/11*10/(r.PageBytes+bookBytes)); err != nil {
+		return err
 	}
 	r.DevicePages, r.HostPages = int64(o.DevicePages), int64(o.HostPages)
 	r.PoolBytes = int64(o.DevicePages+1+o.HostPages) * r.PageBytes
@@ -76,9 +77,9 @@ func (o *Options) fit(r *Result, auto [2]bool, largest int, room int64) error {
 		o.HostPages = int(max(0, min(int64(o.HostPages), half-int64(o.DevicePages)-1)))
 	}
 	if need() > room {
-		return fault.New(fault.Memory, "pools", "%d device pages (with the sink) and %d host pages of %s take %s, there is memory for %d pages",
-			o.DevicePages+1, o.HostPages, size(r.PageBytes), size(need()*r.PageBytes), room).
-			Hint("use smaller pools (--device-pages, --host-pages), a smaller geometry, or --bookkeeping, which needs no pages")
+		return fault.New(fault.Memory, "pools", "%d device pages (with the sink) and %d host pages, each of %s and %d bytes of books: there is memory for %d pages",
+			o.DevicePages+1, o.HostPages, size(r.PageBytes), bookBytes, room).
+			Hint("use smaller pools (--device-pages, --host-pages), a smaller geometry, or --bookkeeping, whose pages have no bytes")
 	}
 	r.Warnings = append(r.Warnings, fmt.Sprintf("the pools are smaller than by default, to fit into memory: %d device and %d host pages", o.DevicePages, o.HostPages))
 	return nil
@@ -138,8 +139,11 @@ func openPools(ctx context.Context, o Options) (p *pools, err error) {
 		if err != nil {
 			return p, err
 		}
-		if err := m.Populate(0, m.Size()); err != nil {
-			return p, err
+		const step = 64 << 20 // between two looks at ctx
+		for off := int64(0); off < m.Size(); off += step {
+			if err := errors.Join(ctx.Err(), m.Populate(off, min(step, m.Size()-off))); err != nil {
+				return p, err
+			}
 		}
 	}
 	return p, p.manager.Ready().Wait(ctx)

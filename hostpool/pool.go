@@ -297,11 +297,11 @@ func (p *Pool) start(s device.Stream, r *kv.Route, pairs []page.Pair, t *device.
 		drained = device.NewTicket()
 	}
 	switch signalErr := s.Signal(drained); {
-	case signalErr != nil: // the stream is closed or failed: nothing runs on it any more
+	case signalErr != nil:
 		if err == nil {
 			err = signalErr
 		}
-		t.Complete(err)
+		completeIdle(s, t, err)
 	case err != nil:
 		go func() { // ends with the stream's work
 			<-drained.Done()
@@ -309,6 +309,21 @@ func (p *Pool) start(s device.Stream, r *kv.Route, pairs []page.Pair, t *device.
 		}()
 	}
 	return moved, err
+}
+
+// completeIdle completes t with err when all that was enqueued on s has run, without
+// the stream's help: it has failed, or is closed.
+func completeIdle(s device.Stream, t *device.Ticket, err error) {
+	now, end := context.WithCancel(context.Background())
+	end()
+	if !errors.Is(s.Sync(now), context.Canceled) {
+		t.Complete(err)
+		return
+	}
+	go func() { // ends with the stream's work
+		_ = s.Sync(context.Background())
+		t.Complete(err)
+	}()
 }
 
 // behindEngine makes s wait for what the engine has enqueued.

@@ -25,6 +25,7 @@ type job struct {
 	copied *device.Ticket // by the stream
 	done   *device.Ticket // by the settler, when the books are settled
 	freed  int            // demote: device pages freed; valid once done
+	stuck  int            // demote: pages that failed and stay, for somebody holds them; valid once done
 	unpin  [][]Ref        // paths whose pins go when the books are settled; guarded by Store.mu
 }
 
@@ -158,6 +159,9 @@ func (s *Store) finishDemotion(j *job, sums []hostpool.Sum, failure error) {
 			s.stats.Corrupted++
 			j.freed += s.corrupt(r, e)
 		default:
+			if !arrived && e.pins == 0 {
+				j.stuck++
+			}
 			s.list(r, e)
 		}
 	}

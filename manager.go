@@ -288,6 +288,11 @@ func (m *Manager) Close(ctx context.Context) error {
 	if err := idle.Wait(ctx); err != nil {
 		return err
 	}
+	if m.pool != nil { // copies that an Offload left behind; the store waits for its own
+		if err := m.pool.Wait(ctx); err != nil {
+			return err
+		}
+	}
 	return m.release(ctx)
 }
 

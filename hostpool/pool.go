@@ -479,6 +479,30 @@ func (p *Pool) Check() error {
 	})
 }
 
+// Wait waits until every copy enqueued so far is done, however it ends, or ctx ends.
+// It returns ctx's error only.
+func (p *Pool) Wait(ctx context.Context) error {
+	var flying []*device.Ticket
+	p.mu.Lock()
+	for _, t := range p.last {
+		if t == nil {
+			continue
+		}
+		if done, _ := t.Poll(); !done && (len(flying) == 0 || flying[len(flying)-1] != t) {
+			flying = append(flying, t)
+		}
+	}
+	p.mu.Unlock()
+	for _, t := range flying {
+		select {
+		case <-t.Done():
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
 // Close ends the growth and frees the memory. Every copy must be done: a pool
 // with one in flight is fault.Busy, and stays open; afterwards it is fault.Closed.
 func (p *Pool) Close() error {

@@ -23,7 +23,7 @@ var plagues = []string{
 	"(flip host byte (every 2))",
 	"(fail stream (at 20))",
 	"(fail pages (from 1))",
-	"(fail copy (chance 1/20 3)) (half pages (chance 1/20 4)) (fail signal (chance 1/20 5)) (flip host byte (chance 1/10 6)) (fail stream (at 60))",
+	"(fail copy (chance 1/20 3)) (half pages (chance 1/20 4)) (fail signal (chance 1/20 5)) (flip host byte (chance 1/10 6)) (fail stream (at 40))",
 }
 
 // plagued is one run with faults. It prints as a line of testdata/metamorphic/*.runs.
@@ -163,6 +163,7 @@ func (p *player) flip() {
 		return
 	}
 	_ = p.settle()
+	_ = p.e.m.Copies().Sync(p.e.t.Context()) // and what a refused Reload had begun
 	pool := p.e.m.Pool()
 	b := must(pool.Cache().Page(page.ID(p.rng.IntN(pool.Pages()))))(p.e.t)
 	b[p.rng.IntN(len(b))] ^= 1 << p.rng.IntN(8)

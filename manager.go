@@ -258,13 +258,10 @@ func (m *Manager) Check() error {
 		}
 	}
 	m.mu.Unlock()
-	owns := m.store.Owns()
-	err := m.arena.Check(func(id page.ID) int {
-		if id == page.Sink && m.o.Cache.Geometry().Sink() {
-			return 1
-		}
-		return owns(id) + held[id]
-	})
+	if m.o.Cache.Geometry().Sink() {
+		held[page.Sink]++
+	}
+	err := m.store.CheckOwners(func(id page.ID) int { return held[id] })
 	if m.pool != nil {
 		err = errors.Join(err, m.pool.Check())
 	}

@@ -126,7 +126,6 @@ func (p *Pool) Settle(ctx context.Context, name Name) error {
 	// Held by summed, as by a copy: nobody gives these pages to somebody else, or the
 	// memory back, while they are read.
 	summed := device.NewTicket()
-	defer summed.Complete(nil)
 	if settled, err := p.holdToSum(name, x, summed); err != nil || settled {
 		return err
 	}
@@ -134,9 +133,9 @@ func (p *Pool) Settle(ctx context.Context, name Name) error {
 	for i, id := range x.Pages {
 		sums[i] = p.Sum(id)
 	}
-	summed.Complete(nil)
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	summed.Complete(nil)
 	if p.suspended[name] != x {
 		return p.errNotFound(name)
 	}

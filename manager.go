@@ -240,6 +240,25 @@ func (m *Manager) acquire(ctx context.Context, dst []page.ID, n int) ([]page.ID,
 	}
 }
 
+// load puts the pages of refs on the device, those that are missing on the first
+// pages of fresh. More can be missing by now, when a copy that somebody else had begun
+// has failed: then it acquires as many more. It returns fresh and missing as they are
+// then, after an error too.
+func (m *Manager) load(ctx context.Context, refs []store.Ref, fresh []page.ID, missing int, l *store.Loaded) ([]page.ID, int, error) {
+	for {
+		err := m.store.Load(refs, fresh[:missing], l)
+		if !errors.Is(err, fault.Full) {
+			return fresh, missing, err
+		}
+		now := max(missing, m.store.Missing(refs))
+		more, err := m.acquire(ctx, nil, now-missing)
+		if err != nil {
+			return fresh, missing, err
+		}
+		fresh, missing = slices.Insert(fresh, missing, more...), now
+	}
+}
+
 // Check verifies the conservation of pages: every device page is free or owned,
 // its owners are the store and the sequences that hold it, and the store's and the
 // pool's own books agree. It is meant for tests, between operations.

@@ -216,7 +216,7 @@ func (s *Sequence) reload(ctx context.Context) (r Reloaded, arrived *device.Tick
 	}
 	var l store.Loaded
 	arrived = device.NewTicket()
-	if err = m.store.Load(shared, fresh[:missing], &l); err != nil {
+	if fresh, missing, err = m.load(ctx, shared, fresh, missing, &l); err != nil {
 		l.Pages, l.Used = nil, 0
 	} else if _, err = m.pool.Reload(m.copies, s.name(), fresh[missing:], arrived); err != nil {
 		// A copy that was refused halfway may be writing still: it ends by itself.

@@ -281,7 +281,9 @@ func (s *Sequence) reserve(ctx context.Context, pages int) error {
 		return err
 	}
 	if s.matched {
-		if err := m.store.Load(refs, fresh[:missing], &s.loaded); err != nil {
+		fresh, missing, err = m.load(ctx, refs, fresh, missing, &s.loaded)
+		s.fresh = fresh
+		if err != nil {
 			if _, releaseErr := m.arena.Release(fresh); releaseErr != nil {
 				err = errors.Join(err, releaseErr)
 			}

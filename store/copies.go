@@ -288,7 +288,8 @@ func (e *CorruptError) Error() string {
 func (*CorruptError) Unwrap() error { return fault.Corrupt }
 
 // Missing is how many of refs are not on the device: the fresh pages that Load
-// needs. It can shrink as others load them, and never grows while they are pinned.
+// needs. While they are pinned it can shrink, as others load them, and grow only when
+// a copy of others fails: Load refuses then, and is asked again with more.
 func (s *Store) Missing(refs []Ref) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -10,7 +10,10 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/kvferry/kvferry/copier"
+	"github.com/kvferry/kvferry/copier/copiertest"
 	"github.com/kvferry/kvferry/device"
+	"github.com/kvferry/kvferry/device/devicetest"
 	"github.com/kvferry/kvferry/fault"
 	"github.com/kvferry/kvferry/kv"
 	"github.com/kvferry/kvferry/page"
@@ -34,8 +37,9 @@ type engine struct {
 	m       *Manager
 	size    int // tokens a page
 	layers  []kv.Layer
-	row     int  // bytes a token in one layer: [2, heads, dim] elements, or [latent]
-	failed  bool // a stream failed: Close reports it
+	row     int                  // bytes a token in one layer: [2, heads, dim] elements, or [latent]
+	in      *devicetest.Injector // nil: nothing goes wrong
+	failed  bool                 // a stream failed: Close reports it
 
 	mu    sync.Mutex
 	loads []*device.Ticket // guarded by mu: everything that nobody waited for
@@ -45,7 +49,13 @@ type engine struct {
 // With streams, the engine reads and writes pages by work on Options.Compute.
 func newEngine(t testing.TB, g *kv.Geometry, o Options, streams bool) *engine {
 	t.Helper()
-	e := &engine{t: t, size: g.PageSize()}
+	return newPlaguedEngine(t, g, o, streams, nil)
+}
+
+// newPlaguedEngine is newEngine with things that go wrong between device and host.
+func newPlaguedEngine(t testing.TB, g *kv.Geometry, o Options, streams bool, in *devicetest.Injector) *engine {
+	t.Helper()
+	e := &engine{t: t, size: g.PageSize(), in: in, failed: in != nil}
 	e.dev = must(device.OpenHost(device.HostOptions{}))(t)
 	e.cache = must(kv.NewCache(g, e.dev))(t)
 	for l := range g.Layers() {
@@ -55,6 +65,9 @@ func newEngine(t testing.TB, g *kv.Geometry, o Options, streams bool) *engine {
 		e.row = int(g.PageBytes()) / g.Layers() / e.size
 	}
 	o.Cache, o.Device = e.cache, e.dev
+	if in != nil {
+		o.Device, o.Copier = in.Device(e.dev), copiertest.Inject(copier.NewPortable(), in)
+	}
 	if streams {
 		e.compute = must(e.dev.NewStream("compute"))(t)
 		o.Compute = e.compute
@@ -67,7 +80,7 @@ func newEngine(t testing.TB, g *kv.Geometry, o Options, streams bool) *engine {
 
 func (e *engine) close() {
 	e.t.Helper()
-	if err := e.m.Close(context.Background()); err != nil && !errors.Is(err, fault.Closed) && !e.failed {
+	if err := e.m.Close(context.Background()); err != nil && !errors.Is(err, fault.Closed) && !(e.failed && errors.Is(err, fault.Device)) {
 		e.t.Error(err)
 	}
 	if e.compute != nil {
@@ -82,7 +95,7 @@ func (e *engine) close() {
 
 // hold holds s back until release is called, or the test ends.
 func (e *engine) hold(s device.Stream) (release func()) {
-	release = e.dev.Hold(s)
+	release = e.dev.Hold(devicetest.Unwrap(s))
 	e.t.Cleanup(release) // runs before close, which waits for s
 	return release
 }
@@ -150,26 +163,39 @@ func (r *run) admit(ctx context.Context, end int) error {
 		return err
 	}
 	r.adm, r.stored = adm, adm.Stored
+	return r.arrive(ctx, adm)
+}
+
+// reload brings an offloaded sequence back, and waits for it when nobody else does.
+func (r *run) reload(ctx context.Context) (Reloaded, error) {
+	back, err := r.s.Reload(ctx)
+	if err != nil {
+		return back, err
+	}
+	r.adm = back.Admission
+	return back, r.arrive(ctx, back.Admission)
+}
+
+func (r *run) arrive(ctx context.Context, adm Admission) error {
+	r.e.mu.Lock()
+	r.e.loads = append(r.e.loads, adm.tickets...)
+	r.e.mu.Unlock()
 	if r.e.compute == nil {
 		return adm.Wait(ctx)
 	}
-	r.e.mu.Lock()
-	defer r.e.mu.Unlock()
-	r.e.loads = append(r.e.loads, adm.tickets...)
 	return nil
 }
 
-// settle waits for every page that is on its way to the device.
-func (e *engine) settle() error {
+// settle waits for every page that is on its way to the device, and says whether any
+// did not arrive.
+func (e *engine) settle() (err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, load := range e.loads {
-		if err := load.Wait(context.Background()); err != nil {
-			return err
-		}
+		err = errors.Join(err, load.Wait(context.Background()))
 	}
 	e.loads = e.loads[:0]
-	return nil
+	return err
 }
 
 // commit writes the tokens up to end and commits them.

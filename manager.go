@@ -30,6 +30,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/kvferry/kvferry/device"
@@ -66,9 +67,36 @@ type Manager struct {
 	pool     *hostpool.Pool // nil without a host pool
 	store    *store.Store
 
+	calls sync.WaitGroup // that use the host pool; none begins once closed
+
 	mu        sync.Mutex
 	sequences map[ID]*Sequence // guarded by mu
+	written   []written        // guarded by mu
 	closed    bool             // guarded by mu
+}
+
+// written are device pages that nobody wants any more and that a copy still writes.
+// They go back when it is done.
+type written struct {
+	pages  []page.ID
+	copied *device.Ticket
+}
+
+// reap gives back the pages whose copy is done. next is the first copy that is not,
+// nil when none is left. The caller holds m.mu.
+func (m *Manager) reap() (freed int, next *device.Ticket, err error) {
+	m.written = slices.DeleteFunc(m.written, func(w written) bool {
+		done, _ := w.copied.Poll()
+		switch {
+		case done:
+			n, releaseErr := m.arena.Release(w.pages)
+			freed, err = freed+n, errors.Join(err, releaseErr)
+		case next == nil:
+			next = w.copied
+		}
+		return done
+	})
+	return freed, next, err
 }
 
 // Open makes a manager over o.Cache. Kinds: fault.Invalid, fault.Memory,
@@ -137,7 +165,12 @@ func (m *Manager) Pool() *hostpool.Pool { return m.pool }
 func (m *Manager) Copies() device.Stream { return m.copies }
 
 // NumFree is how many device pages belong to nobody.
-func (m *Manager) NumFree() int { return m.arena.NumFree() }
+func (m *Manager) NumFree() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	_, _, _ = m.reap()
+	return m.arena.NumFree()
+}
 
 // LargestRun is how many free device pages lie side by side.
 func (m *Manager) LargestRun() int { return m.arena.LargestRun() }
@@ -189,14 +222,50 @@ func (m *Manager) acquire(ctx context.Context, dst []page.ID, n int) ([]page.ID,
 		if full.Shortfall() <= 0 { // pages came back between the two looks
 			continue
 		}
+		m.mu.Lock()
+		freed, next, reapErr := m.reap()
+		m.mu.Unlock()
+		if reapErr != nil {
+			return dst, reapErr
+		}
+		if freed > 0 {
+			continue
+		}
 		// What was freed may be taken by another sequence before it comes here, so
 		// this is a loop. It ends: Evict fails once nothing is left to give.
-		if _, evictErr := m.store.Evict(ctx, full.Shortfall()); evictErr != nil {
-			if errors.Is(evictErr, fault.Full) {
+		_, evictErr := m.store.Evict(ctx, full.Shortfall())
+		switch {
+		case evictErr == nil:
+		case next != nil && ctx.Err() == nil: // pages are about to come back
+			if _ = next.Wait(ctx); ctx.Err() != nil {
+				return dst, ctx.Err()
+			}
+		case errors.Is(evictErr, fault.Full):
+			if m.arena.NumFree() < n { // else somebody gave pages back while Evict looked for others
 				return dst, fault.Wrap(fault.Full, "device", full).Hint("release sequences, or use more device pages")
 			}
+		default:
 			return dst, evictErr
 		}
+	}
+}
+
+// load puts the pages of refs on the device, those that are missing on the first
+// pages of fresh. More can be missing by now, when a copy that somebody else had begun
+// has failed: then it acquires as many more. It returns fresh and missing as they are
+// then, after an error too.
+func (m *Manager) load(ctx context.Context, refs []store.Ref, fresh []page.ID, missing int, l *store.Loaded) ([]page.ID, int, error) {
+	for {
+		err := m.store.Load(refs, fresh[:missing], l)
+		if !errors.Is(err, fault.Full) {
+			return fresh, missing, err
+		}
+		now := max(missing, m.store.Missing(refs))
+		more, err := m.acquire(ctx, nil, now-missing)
+		if err != nil {
+			return fresh, missing, err
+		}
+		fresh, missing = slices.Insert(fresh, missing, more...), now
 	}
 }
 
@@ -205,24 +274,27 @@ func (m *Manager) acquire(ctx context.Context, dst []page.ID, n int) ([]page.ID,
 // pool's own books agree. It is meant for tests, between operations.
 func (m *Manager) Check() error {
 	m.mu.Lock()
+	_, _, reapErr := m.reap()
 	held := map[page.ID]int{}
+	for _, w := range m.written {
+		for _, id := range w.pages {
+			held[id]++
+		}
+	}
 	for _, s := range m.sequences {
 		for _, id := range s.pages {
 			held[id]++
 		}
 	}
 	m.mu.Unlock()
-	owns := m.store.Owns()
-	err := m.arena.Check(func(id page.ID) int {
-		if id == page.Sink && m.o.Cache.Geometry().Sink() {
-			return 1
-		}
-		return owns(id) + held[id]
-	})
+	if m.o.Cache.Geometry().Sink() {
+		held[page.Sink]++
+	}
+	err := m.store.CheckOwners(func(id page.ID) int { return held[id] })
 	if m.pool != nil {
 		err = errors.Join(err, m.pool.Check())
 	}
-	return errors.Join(err, m.store.Check())
+	return errors.Join(err, m.store.Check(), reapErr)
 }
 
 // Close refuses new calls, settles the copies in flight, forgets every sequence and
@@ -234,6 +306,19 @@ func (m *Manager) Close(ctx context.Context) error {
 	m.mu.Lock()
 	m.closed = true
 	m.mu.Unlock()
+	idle := device.NewTicket()
+	go func() { // ends with the calls under way
+		m.calls.Wait()
+		idle.Complete(nil)
+	}()
+	if err := idle.Wait(ctx); err != nil {
+		return err
+	}
+	if m.pool != nil { // copies that an Offload left behind; the store waits for its own
+		if err := m.pool.Wait(ctx); err != nil {
+			return err
+		}
+	}
 	return m.release(ctx)
 }
 

@@ -15,25 +15,29 @@ type op struct {
 	verb   verb
 	seq    int
 	doc    int  // ingest: which text the prompt is the start of
-	tokens int  // ingest, admit, commit: up to where
+	tokens int  // ingest, admit, commit: up to where; position: what
 	keep   bool // reset: keep pages if that is possible
 }
 
 type verb string
 
 const (
-	doIngest verb = "ingest"
-	doMatch  verb = "match"
-	doAdmit  verb = "admit"
-	doCommit verb = "commit"
-	doExtend verb = "extend"
-	doReset  verb = "reset"
-	doRemove verb = "remove"
-	doVerify verb = "verify"
+	doIngest   verb = "ingest"
+	doMatch    verb = "match"
+	doAdmit    verb = "admit"
+	doCommit   verb = "commit"
+	doExtend   verb = "extend"
+	doOffload  verb = "offload"
+	doReload   verb = "reload"
+	doPosition verb = "position"
+	doReset    verb = "reset"
+	doRemove   verb = "remove"
+	doVerify   verb = "verify"
 )
 
 var verbs = map[verb]bool{
 	doIngest: true, doMatch: true, doAdmit: true, doCommit: true, doExtend: true, doReset: true, doRemove: true, doVerify: true,
+	doOffload: true, doReload: true, doPosition: true,
 }
 
 // The size of what is played with.
@@ -48,7 +52,7 @@ func (o op) String() string {
 	switch o.verb {
 	case doIngest:
 		s += fmt.Sprintf(" doc=%d tokens=%d", o.doc, o.tokens)
-	case doAdmit, doCommit:
+	case doAdmit, doCommit, doPosition:
 		s += fmt.Sprintf(" tokens=%d", o.tokens)
 	case doReset:
 		if o.keep {
@@ -123,6 +127,8 @@ type modelSequence struct {
 	doc, prompt, life int
 	admitted          int
 	committed         int // at least this much is stored: more where more was matched
+	offloaded         bool
+	position          int
 	held, pinned, old int // pages at most: its own, of others that its keys pin; kept from before a reset
 }
 
@@ -138,10 +144,16 @@ func (m *model) legal(o op) bool {
 	case doMatch:
 		return s.live && s.admitted == 0
 	case doAdmit:
-		return s.live && o.tokens >= max(s.admitted, s.prompt)
+		return s.live && !s.offloaded && o.tokens >= max(s.admitted, s.prompt)
 	case doCommit:
-		return s.live && o.tokens >= s.committed && o.tokens <= s.admitted
-	case doExtend, doReset, doRemove, doVerify:
+		return s.live && !s.offloaded && o.tokens >= s.committed && o.tokens <= s.admitted
+	case doVerify:
+		return s.live && !s.offloaded
+	case doOffload:
+		return s.live && s.committed > 0 && s.committed == s.admitted
+	case doReload:
+		return s.offloaded
+	case doExtend, doPosition, doReset, doRemove:
 		return s.live
 	}
 	return false
@@ -163,6 +175,12 @@ func (m *model) do(o op, pageSize int) {
 		s.pinned = max(s.pinned, pages(o.tokens))
 	case doCommit:
 		s.committed = o.tokens
+	case doOffload:
+		s.offloaded = true
+	case doReload:
+		s.offloaded = false
+	case doPosition:
+		s.position = o.tokens
 	case doReset:
 		*s = modelSequence{live: true, doc: s.doc, prompt: s.prompt, life: s.life + 1, held: s.held, old: s.held}
 		if !o.keep {
@@ -200,6 +218,10 @@ func generate(rng *rand.Rand, n int) []op {
 		switch {
 		case !s.live:
 			o.verb, o.doc, o.tokens = doIngest, rng.IntN(docs), rng.IntN(maxTokens-4)
+		case usual && s.offloaded:
+			o.verb = doReload
+		case usual && s.committed > 0 && s.committed == s.admitted && rng.IntN(5) == 0:
+			o.verb = doOffload
 		case usual && s.admitted == 0 && !s.matched:
 			o.verb = doMatch
 		case usual && s.committed >= s.prompt && s.admitted > 0 && rng.IntN(3) == 0:
@@ -209,13 +231,15 @@ func generate(rng *rand.Rand, n int) []op {
 		case usual && s.committed < s.admitted:
 			o.verb, o.tokens = doCommit, s.committed+1+rng.IntN(s.admitted-s.committed)
 		default:
-			o.verb = []verb{doMatch, doAdmit, doCommit, doExtend, doExtend, doReset, doRemove, doVerify, doVerify}[rng.IntN(9)]
+			o.verb = []verb{doMatch, doAdmit, doCommit, doExtend, doExtend, doReset, doRemove, doVerify, doVerify, doOffload, doPosition}[rng.IntN(11)]
 			o.keep = o.verb == doReset && rng.IntN(2) == 0
 			switch o.verb {
 			case doAdmit:
 				o.tokens = min(max(s.prompt, s.admitted)+rng.IntN(4), maxTokens)
 			case doCommit:
 				o.tokens = s.committed + rng.IntN(s.admitted-s.committed+1)
+			case doPosition:
+				o.tokens = rng.IntN(maxTokens)
 			}
 		}
 		if m.legal(o) {

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvferry/kvferry/device/devicetest"
 	"github.com/kvferry/kvferry/fault"
 	"github.com/kvferry/kvferry/kv"
 	"github.com/kvferry/kvferry/page"
@@ -18,8 +19,8 @@ import (
 )
 
 var (
-	flagOps  = flag.Int("ops", 10_000, "operations of the metamorphic test, over all configurations")
-	flagSeed = flag.Uint64("seed", 1, "seed of the metamorphic test")
+	flagOps  = flag.Int("ops", 50_000, "operations of each of the metamorphic tests, over all configurations")
+	flagSeed = flag.Uint64("seed", 1, "seed of the metamorphic tests")
 )
 
 // config is one way to set up a manager. What an engine can observe must be the
@@ -30,6 +31,7 @@ type config struct {
 	make      func(kv.Config) (*kv.Geometry, error)
 	host      int
 	inclusive bool
+	through   bool
 	slack     int  // device pages more than the operations need at most
 	streams   bool // the engine works on Options.Compute and waits for nothing; streams are late
 }
@@ -52,6 +54,8 @@ func configs() []config {
 		{name: "host-7-inclusive", c: shape, make: kv.Config.PerLayerKVFirst, host: 7, inclusive: true},
 		{name: "host-64", c: shape, make: kv.Config.PerLayerPageFirst, host: 64},
 		{name: "host-64-inclusive", c: half, make: kv.Config.LayerMajor, host: 64, inclusive: true, slack: 3},
+		{name: "write-through", c: shape, make: kv.Config.LayerMajor, host: 64, through: true},
+		{name: "write-through-host-7", c: sized(2), make: kv.Config.PageMajor, host: 7, through: true},
 		{name: "page-size-1", c: sized(1), make: kv.Config.LayerMajor, host: 64},
 		{name: "page-size-3-sink", c: sink, make: kv.Config.PageMajor, host: 7},
 		{name: "page-size-16", c: sized(16), make: kv.Config.LayerMajor, host: 64, inclusive: true},
@@ -61,18 +65,21 @@ func configs() []config {
 		{name: "streams", c: shape, make: kv.Config.LayerMajor, host: 64, streams: true},
 		{name: "streams-host-1", c: hnd, make: kv.Config.PageMajor, host: 1, streams: true},
 		{name: "streams-no-host-pool", c: sized(2), make: kv.Config.PerLayerKVFirst, streams: true},
+		{name: "streams-write-through", c: sized(2), make: kv.Config.LayerMajor, host: 64, through: true, streams: true},
 		{name: "streams-inclusive", c: mla, make: kv.Config.PageMajor, host: 7, inclusive: true, streams: true},
 	}
 }
 
-// open makes an engine with as many device pages as ops need.
-func (c config) open(t *testing.T, ops []op) *engine {
+// open makes an engine with as many device pages as ops need. in is nil unless things
+// are to go wrong.
+func (c config) open(t *testing.T, ops []op, in *devicetest.Injector) *engine {
 	t.Helper()
 	c.c.Pages = devicePages(ops, c.c.PageSize) + c.slack
 	if c.c.Sink {
 		c.c.Pages++
 	}
-	return newEngine(t, must(c.make(c.c))(t), Options{HostPages: c.host, Inclusive: c.inclusive}, c.streams)
+	o := Options{HostPages: c.host, Inclusive: c.inclusive, WriteThrough: c.through}
+	return newPlaguedEngine(t, must(c.make(c.c))(t), o, c.streams, in)
 }
 
 // player does ops on one engine, beside the model.
@@ -83,6 +90,9 @@ type player struct {
 	rng     *rand.Rand // decides only when streams are late: nothing that can be observed
 	release func()     // of a stream held back
 	seen    []uint64   // what was observed: a digest of all bytes for each verify
+	still   bool       // nothing is summed but by calls that wait
+	away    int        // how often a sequence was offloaded
+	again   int        // how often a sequence was struck, and computed again
 	after   func(i int, p *player)
 }
 
@@ -94,8 +104,12 @@ func (p *player) play(ops []op) ([]uint64, error) {
 		if !p.m.legal(o) {
 			return nil, fmt.Errorf("operation %d: %v: is not legal here", i, o)
 		}
+		p.flip()
 		err := p.do(o)
 		p.m.do(o, p.e.size)
+		if p.e.in != nil && struck(err) {
+			err = p.compute(o.seq)
+		}
 		if err = errors.Join(err, p.e.m.Check()); err != nil {
 			return nil, fmt.Errorf("operation %d: %v: %w", i, o, err)
 		}
@@ -121,8 +135,7 @@ func (p *player) do(o op) (err error) {
 		p.dawdle((o.tokens + p.e.size - 1) / p.e.size)
 		if err = r.admit(ctx, o.tokens); errors.Is(err, fault.Full) && p.e.compute != nil {
 			// Pages of removed sequences that are still arriving cannot go yet.
-			p.hurry()
-			if err = p.e.settle(); err == nil {
+			if err = p.settle(); err == nil {
 				err = r.admit(ctx, o.tokens)
 			}
 		}
@@ -130,6 +143,12 @@ func (p *player) do(o op) (err error) {
 		err = r.commit(o.tokens)
 	case doExtend:
 		err = r.extend()
+	case doOffload:
+		err = p.offload(r)
+	case doReload:
+		err = p.reload(r, p.m.seqs[o.seq])
+	case doPosition:
+		err = r.s.SetPosition(o.tokens, o.tokens/2)
 	case doReset:
 		err = r.reset(!o.keep)
 		s := p.m.seqs[o.seq]
@@ -138,7 +157,14 @@ func (p *player) do(o op) (err error) {
 	case doRemove:
 		err = r.s.Remove()
 	case doVerify:
-		p.hurry()
+		if err = p.settle(); err == nil && p.e.in != nil {
+			if err = r.s.Commit(0); struck(err) { // its prefix has not arrived
+				err = p.compute(o.seq)
+			}
+		}
+		if err != nil {
+			return err
+		}
 		var digest uint64
 		if digest, err = r.digest(p.m.seqs[o.seq].committed); err == nil {
 			p.seen = append(p.seen, digest)
@@ -163,10 +189,52 @@ func (p *player) answered(r *run, m Matched) error {
 	return nil
 }
 
+// offload suspends a sequence, if there is room: where there is none it stays.
+func (p *player) offload(r *run) error {
+	if err := p.settle(); err != nil {
+		return err
+	}
+	was := r.s.IsOffloaded()
+	_, err := r.s.Offload(p.e.t.Context())
+	if err == nil && !was {
+		p.away++
+	}
+	if is := r.s.IsOffloaded(); is != (err == nil || was) {
+		return fmt.Errorf("offloaded: %v, after: %w", is, err)
+	}
+	if errors.Is(err, fault.Full) || errors.Is(err, fault.Unsupported) {
+		return nil
+	}
+	return err
+}
+
+func (p *player) reload(r *run, s modelSequence) error {
+	if !r.s.IsOffloaded() {
+		return nil
+	}
+	p.hurry()
+	pages := (s.committed + p.e.size - 1) / p.e.size
+	p.dawdle(pages)
+	back, err := r.reload(p.e.t.Context())
+	if errors.Is(err, fault.Full) && p.e.compute != nil {
+		if err = p.settle(); err == nil {
+			back, err = r.reload(p.e.t.Context())
+		}
+	}
+	if err != nil {
+		return err
+	}
+	if len(back.Pages) != pages || back.StoredLen != s.committed || back.Position != s.position || back.Released != s.position/2 {
+		return fmt.Errorf("reloaded %d tokens on %d pages, position %d, released %d; want %d, %d, %d, %d",
+			back.StoredLen, len(back.Pages), back.Position, back.Released, s.committed, pages, s.position, s.position/2)
+	}
+	return nil
+}
+
 // dawdle holds the copies back, sometimes, unless somebody must wait for them now.
 func (p *player) dawdle(pages int) {
 	switch {
-	case p.e.compute == nil || p.e.m.NumFree() < pages || p.rng.IntN(2) == 0:
+	case p.e.compute == nil || p.e.in != nil || p.e.m.NumFree() < pages || p.rng.IntN(2) == 0:
 	case p.e.m.Copies() != nil && p.rng.IntN(2) == 0:
 		p.release = p.e.dev.Hold(p.e.m.Copies())
 	default:
@@ -179,6 +247,16 @@ func (p *player) hurry() {
 		p.release()
 		p.release = nil
 	}
+}
+
+// settle waits for all that is on its way up. What does not arrive is told by the
+// sequences that wanted it.
+func (p *player) settle() error {
+	p.hurry()
+	if err := p.e.settle(); p.e.in == nil || !struck(err) {
+		return err
+	}
+	return nil
 }
 
 // digest sums the bytes of the first n tokens as they are read, whatever is right.
@@ -219,10 +297,10 @@ func TestMetamorphic(t *testing.T) {
 	ops := generate(rand.New(rand.NewPCG(*flagSeed, 0)), max(1, *flagOps/len(all)))
 	want := expected(ops)
 	var moved store.Stats
-	played := 0
+	played, away := 0, 0
 	for _, c := range all {
 		t.Run(c.name, func(t *testing.T) {
-			e := c.open(t, ops)
+			e := c.open(t, ops, nil)
 			p := &player{e: e, rng: rand.New(rand.NewPCG(*flagSeed, 1))}
 			got, err := p.play(ops)
 			if err == nil {
@@ -234,17 +312,18 @@ func TestMetamorphic(t *testing.T) {
 			if err != nil {
 				t.Fatalf("%v\nreplay it: go test . -run '%s' -seed=%d -ops=%d", err, "^TestMetamorphic$/^"+c.name+"$", *flagSeed, *flagOps)
 			}
-			played++
+			played, away = played+1, away+p.away
 			st := e.m.store.Stats()
 			moved.Demoted += st.Demoted
 			moved.Promoted += st.Promoted
 			moved.EvictedHost += st.EvictedHost
 			moved.DroppedCold += st.DroppedCold
 			moved.Refused += st.Refused
+			moved.Written += st.Written
 			equal(t, "corrupted or failed", st.Corrupted+st.CopyFailed, 0)
 		})
 	}
-	quiet := moved.Demoted == 0 || moved.Promoted == 0 || moved.EvictedHost == 0 || moved.DroppedCold == 0 || moved.Refused == 0
+	quiet := moved.Demoted == 0 || moved.Promoted == 0 || moved.EvictedHost == 0 || moved.DroppedCold == 0 || moved.Refused == 0 || moved.Written == 0 || away == 0
 	if played == len(all) && *flagOps >= 10_000 && quiet {
 		t.Errorf("too little happened: %+v", moved)
 	}
@@ -264,8 +343,7 @@ func same(got, want []uint64) error {
 
 // finish removes what is left and empties the device: all pages must come back.
 func (p *player) finish() error {
-	p.hurry()
-	if err := p.e.settle(); err != nil {
+	if err := p.settle(); err != nil {
 		return err
 	}
 	for i, s := range p.m.seqs {
@@ -275,8 +353,10 @@ func (p *player) finish() error {
 			}
 		}
 	}
+	p.e.m.NumFree() // takes back what was still being written when its sequence was removed
 	n := p.e.m.store.Stats().DevicePages
-	if freed, err := p.e.m.store.Evict(p.e.t.Context(), n); err != nil {
+	// A page on its way may not arrive, and is none then: all that counts is what is free.
+	if freed, err := p.e.m.store.Evict(p.e.t.Context(), n); err != nil && (p.e.in == nil || !errors.Is(err, fault.Full)) {
 		return fmt.Errorf("evicting all %d pages: %d: %w", n, freed, err)
 	}
 	if free, all := p.e.m.NumFree(), usable(p.e.cache.Geometry()); free != all {
@@ -299,7 +379,7 @@ func TestMetamorphic_Kept(t *testing.T) {
 		}
 		for _, c := range configs() {
 			t.Run(strings.TrimSuffix(filepath.Base(file), ".ops")+"/"+c.name, func(t *testing.T) {
-				p := &player{e: c.open(t, ops), rng: rand.New(rand.NewPCG(1, 1))}
+				p := &player{e: c.open(t, ops, nil), rng: rand.New(rand.NewPCG(1, 1))}
 				got := must(p.play(ops))(t)
 				noError(t, same(got, want))
 				noError(t, p.finish())
@@ -350,7 +430,7 @@ func TestMetamorphic_SeesWhatIsWrong(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			c := configs()[0]
-			p := &player{e: c.open(t, ops), after: test.wrong}
+			p := &player{e: c.open(t, ops, nil), after: test.wrong}
 			_, err := p.play(ops)
 			if (err == nil) != (test.says == "") || err != nil && !strings.Contains(err.Error(), test.says) {
 				t.Fatalf("got %v, want %q", err, test.says)

@@ -38,7 +38,7 @@ type Reloaded struct {
 
 // SetPosition keeps two numbers of the caller's with the sequence, through a stay on
 // the host: its position (of rotary embeddings, say) and how many tokens were
-// dropped from its front. Neither means anything to kvferry.
+// dropped from its front. Neither means anything to kvferry. Reset makes both 0.
 func (s *Sequence) SetPosition(position, released int) error {
 	if position < 0 || released < 0 {
 		return fault.New(fault.Invalid, s.id.String(), "position %d, released %d: neither may be negative", position, released)
@@ -63,11 +63,13 @@ func (s *Sequence) IsOffloaded() bool {
 // pages became free. A sequence that stores nothing, or is on the host already, is
 // left as it is.
 //
-// All or nothing, but for pages that the store keeps: when the host has no room for
-// those, they stay on the device until it has. Kinds: fault.Unsupported (no host
-// pool), fault.Busy (tokens are admitted and not committed, or the prefix is still
-// arriving), fault.Full (the host pool has no room and nothing to evict), fault.Device,
-// fault.NotFound (removed meanwhile), ctx's error.
+// All or nothing: after an error the sequence is as it was. Pages that the store keeps
+// are no part of that. They go when the sequence's own have gone, and those that cannot
+// (the host has no room, a copy failed, ctx ended) stay on the device until they can;
+// freed does not count them. Kinds: fault.Unsupported (no host pool), fault.Busy (tokens
+// are admitted and not committed, or the prefix is still arriving), fault.Full (the host
+// pool has no room and nothing to evict), fault.Device, fault.NotFound (removed
+// meanwhile), ctx's error.
 func (s *Sequence) Offload(ctx context.Context) (freed int, err error) {
 	if err := s.enter(); err != nil {
 		return 0, err
@@ -77,6 +79,8 @@ func (s *Sequence) Offload(ctx context.Context) (freed int, err error) {
 		m.mu.Unlock()
 		return 0, err
 	}
+	m.calls.Add(1)
+	defer m.calls.Done()
 	own := s.pagesAt(s.ownPages())
 	o := hostpool.Offloaded{StoredLen: s.stored, Position: s.position, Released: s.released}
 	s.busy, s.offloaded, s.named = true, true, true
@@ -99,8 +103,8 @@ func (s *Sequence) Offload(ctx context.Context) (freed int, err error) {
 	if err != nil {
 		return freed, err
 	}
-	demoted, err := m.store.Demote(ctx, refs)
-	return freed + demoted, err
+	demoted, _ := m.store.Demote(ctx, refs) // as far as can be
+	return freed + demoted, nil
 }
 
 func (s *Sequence) mayOffload() error {
@@ -160,25 +164,36 @@ func (m *Manager) offload(ctx context.Context, name hostpool.Name, pages []page.
 // them, and the copies are enqueued; Reloaded.Wait waits for them. When the device has
 // no room nothing has moved, and the sequence stays on the host. Kinds: fault.NotFound
 // (not on the host), fault.Full, fault.Corrupt (a page failed its check and was
-// discarded: reset the sequence and compute it again), fault.Device, ctx's error.
+// discarded: reset the sequence and compute it again), fault.Device (the copies were
+// refused), ctx's error. When the copies fail later, Reloaded.Wait and every later call
+// but Reset and Remove say so, as for a prefix that did not arrive.
 func (s *Sequence) Reload(ctx context.Context) (Reloaded, error) {
 	if err := s.enter(); err != nil {
 		return Reloaded{}, err
 	}
 	m := s.m
+	err := s.failed // a page was found to be corrupt before
 	if !s.offloaded {
+		err = fault.New(fault.NotFound, s.id.String(), "is not on the host")
+	}
+	if err != nil {
 		m.mu.Unlock()
-		return Reloaded{}, fault.New(fault.NotFound, s.id.String(), "is not on the host")
+		return Reloaded{}, err
 	}
 	s.busy = true
+	m.calls.Add(1)
+	defer m.calls.Done()
 	m.mu.Unlock()
 
-	r, err := s.reload(ctx)
+	r, own, err := s.reload(ctx)
 
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if err == nil {
-		s.offloaded, s.pages, s.loads = false, append(s.pages[:0], r.Pages...), r.tickets
+		s.offloaded, s.pages, s.loads, s.returning = false, append(s.pages[:0], r.Pages...), r.tickets, own
+	}
+	if errors.Is(err, fault.Corrupt) {
+		s.failed = fmt.Errorf("%v: %w", s.id, err)
 	}
 	if err := s.leave(err); err != nil {
 		return Reloaded{}, err
@@ -186,8 +201,9 @@ func (s *Sequence) Reload(ctx context.Context) (Reloaded, error) {
 	return r, nil
 }
 
-// reload runs with busy set and m.mu let go.
-func (s *Sequence) reload(ctx context.Context) (r Reloaded, err error) {
+// reload runs with busy set and m.mu let go. arrived is done when nothing writes into
+// the sequence's own pages any more.
+func (s *Sequence) reload(ctx context.Context) (r Reloaded, arrived *device.Ticket, err error) {
 	m := s.m
 	own := s.ownPages()
 	shared := slices.DeleteFunc(slices.Clone(s.refs), func(r store.Ref) bool { return r == store.NoRef })
@@ -196,15 +212,15 @@ func (s *Sequence) reload(ctx context.Context) (r Reloaded, err error) {
 	fresh, err := m.acquire(ctx, nil, missing+len(own))
 	if err != nil {
 		m.store.Suspend(shared)
-		return r, err
+		return r, nil, err
 	}
 	var l store.Loaded
-	t := device.NewTicket()
-	var o hostpool.Offloaded
-	if err = m.store.Load(shared, fresh[:missing], &l); err == nil {
-		o, err = m.pool.Reload(m.copies, s.name(), fresh[missing:], t)
-	} else {
+	arrived = device.NewTicket()
+	if fresh, missing, err = m.load(ctx, shared, fresh, missing, &l); err != nil {
 		l.Pages, l.Used = nil, 0
+	} else if _, err = m.pool.Reload(m.copies, s.name(), fresh[missing:], arrived); err != nil {
+		// A copy that was refused halfway may be writing still: it ends by itself.
+		_ = arrived.Wait(context.Background())
 	}
 	// What Load was given and did not take, and all of it when this failed.
 	give := fresh[l.Used:missing]
@@ -219,21 +235,21 @@ func (s *Sequence) reload(ctx context.Context) (r Reloaded, err error) {
 		if errors.Is(err, fault.Corrupt) {
 			err = &fault.Error{Kind: fault.Corrupt, Object: "reload", Err: err, Remedy: "reset the sequence and compute it again"}
 		}
-		return r, err
+		return r, nil, err
 	}
 	r = Reloaded{
-		Admission: Admission{Tokens: s.stored, Stored: s.stored, tickets: append(slices.Clone(l.Tickets), t)},
-		Pages:     make([]page.ID, 0, len(shared)+len(own)), StoredLen: o.StoredLen, Position: o.Position, Released: o.Released,
+		Admission: Admission{Tokens: s.stored, Stored: s.stored, tickets: append(slices.Clone(l.Tickets), arrived)},
+		StoredLen: s.stored, Position: s.position, Released: s.released,
 	}
-	taken := fresh[missing:]
+	back := fresh[missing:]
 	for i := range len(shared) + len(own) {
-		if slices.Contains(own, i) {
-			r.Pages, taken = append(r.Pages, taken[0]), taken[1:]
-		} else {
-			r.Pages, l.Pages = append(r.Pages, l.Pages[0]), l.Pages[1:]
+		from := &l.Pages
+		if len(own) > 0 && own[0] == i {
+			from, own = &back, own[1:]
 		}
+		r.Pages, *from = append(r.Pages, (*from)[0]), (*from)[1:]
 	}
-	return r, nil
+	return r, arrived, nil
 }
 
 // Offload suspends every sequence of a request, in the order of their labels, and
@@ -243,7 +259,7 @@ func (s *Sequence) reload(ctx context.Context) (r Reloaded, err error) {
 func (m *Manager) Offload(ctx context.Context, request string) (freed int, err error) {
 	all := m.sequencesOf(request)
 	if len(all) == 0 {
-		return 0, fault.New(fault.NotFound, fmt.Sprintf("request %q", request), "has no sequences")
+		return 0, errNoRequest(request)
 	}
 	m.mu.Lock()
 	for _, s := range all {
@@ -266,8 +282,13 @@ func (m *Manager) Offload(ctx context.Context, request string) (freed int, err e
 
 // Reload brings every offloaded sequence of a request back, and waits until their
 // pages have arrived. It stops at the first that cannot come, and says why.
+// fault.NotFound: there is no such request.
 func (m *Manager) Reload(ctx context.Context, request string) error {
-	for _, s := range m.sequencesOf(request) {
+	all := m.sequencesOf(request)
+	if len(all) == 0 {
+		return errNoRequest(request)
+	}
+	for _, s := range all {
 		if !s.IsOffloaded() {
 			continue
 		}
@@ -280,6 +301,10 @@ func (m *Manager) Reload(ctx context.Context, request string) error {
 		}
 	}
 	return nil
+}
+
+func errNoRequest(request string) error {
+	return fault.New(fault.NotFound, fmt.Sprintf("request %q", request), "has no sequences")
 }
 
 // IsOffloaded reports whether any sequence of a request is on the host, or on its way

@@ -55,9 +55,10 @@ type Sequence struct {
 	loads    []*device.Ticket // of the prefix; nil once all has arrived
 	failed   error            // latched: a page of the prefix did not arrive
 
-	offloaded          bool // on the host or on its way: no pages, and refs are holds
-	named              bool // the host pool may have pages under its name
-	position, released int  // the caller's
+	offloaded          bool           // on the host or on its way: no pages, and refs are holds
+	named              bool           // the host pool may have pages under its name
+	returning          *device.Ticket // of the last Reload: pages that only the sequence has are written until it is done
+	position, released int            // the caller's
 
 	loaded store.Loaded
 	fresh  []page.ID
@@ -280,7 +281,9 @@ func (s *Sequence) reserve(ctx context.Context, pages int) error {
 		return err
 	}
 	if s.matched {
-		if err := m.store.Load(refs, fresh[:missing], &s.loaded); err != nil {
+		fresh, missing, err = m.load(ctx, refs, fresh, missing, &s.loaded)
+		s.fresh = fresh
+		if err != nil {
 			if _, releaseErr := m.arena.Release(fresh); releaseErr != nil {
 				err = errors.Join(err, releaseErr)
 			}
@@ -366,7 +369,7 @@ func (s *Sequence) Commit(n int) error {
 func (s *Sequence) share() error {
 	all, err := s.arrived()
 	first, end := len(s.refs), min(s.stored/s.m.pageSize, len(s.keys))
-	if err != nil || !all || end <= first {
+	if err != nil || !all || end <= first || s.offloaded { // on the host it has no pages
 		return err
 	}
 	refs, err := s.m.store.Reserve(s.refs, s.keys[first:end])
@@ -430,6 +433,12 @@ func (s *Sequence) removeLater() error {
 
 // clear takes everything off the sequence; its own pages stay unless free is set.
 func (s *Sequence) clear(free bool) (err error) {
+	if s.returning != nil {
+		if done, _ := s.returning.Poll(); !done { // its pages are still being written
+			s.m.written = append(s.m.written, written{s.pages, s.returning})
+			s.pages = nil
+		}
+	}
 	if free { // before the pins: until it has given its pages up, evicting them frees nothing
 		_, err = s.m.arena.Release(s.pages)
 		s.pages = s.pages[:0]
@@ -445,8 +454,8 @@ func (s *Sequence) clear(free bool) (err error) {
 	if s.named {
 		err = errors.Join(err, s.m.pool.Discard(s.name()))
 	}
-	s.refs, s.loads, s.failed = s.refs[:0], nil, nil
-	s.stored, s.admitted, s.offloaded, s.named = 0, 0, false, false
+	s.refs, s.loads, s.failed, s.returning = s.refs[:0], nil, nil, nil
+	s.stored, s.admitted, s.offloaded, s.named, s.position, s.released = 0, 0, false, false, 0, 0
 	s.keys = s.prompt.Keys
 	return err
 }

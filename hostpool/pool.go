@@ -305,11 +305,11 @@ func (p *Pool) start(s device.Stream, r *kv.Route, pairs []page.Pair, t *device.
 		drained = device.NewTicket()
 	}
 	switch signalErr := s.Signal(drained); {
-	case signalErr != nil: // the stream is closed or failed: nothing runs on it any more
+	case signalErr != nil:
 		if err == nil {
 			err = signalErr
 		}
-		t.Complete(err)
+		completeIdle(s, t, err)
 	case err != nil:
 		go func() { // ends with the stream's work
 			<-drained.Done()
@@ -317,6 +317,21 @@ func (p *Pool) start(s device.Stream, r *kv.Route, pairs []page.Pair, t *device.
 		}()
 	}
 	return moved, err
+}
+
+// completeIdle completes t with err when all that was enqueued on s has run, without
+// the stream's help: it has failed, or is closed.
+func completeIdle(s device.Stream, t *device.Ticket, err error) {
+	now, end := context.WithCancel(context.Background())
+	end()
+	if !errors.Is(s.Sync(now), context.Canceled) {
+		t.Complete(err)
+		return
+	}
+	go func() { // ends with the stream's work
+		_ = s.Sync(context.Background())
+		t.Complete(err)
+	}()
 }
 
 // behindEngine makes s wait for what the engine has enqueued.
@@ -470,6 +485,30 @@ func (p *Pool) Check() error {
 		}
 		return 1
 	})
+}
+
+// Wait waits until every copy enqueued so far is done, however it ends, or ctx ends.
+// It returns ctx's error only.
+func (p *Pool) Wait(ctx context.Context) error {
+	var flying []*device.Ticket
+	p.mu.Lock()
+	for _, t := range p.last {
+		if t == nil {
+			continue
+		}
+		if done, _ := t.Poll(); !done && (len(flying) == 0 || flying[len(flying)-1] != t) {
+			flying = append(flying, t)
+		}
+	}
+	p.mu.Unlock()
+	for _, t := range flying {
+		select {
+		case <-t.Done():
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
 }
 
 // Close ends the growth and frees the memory. Every copy must be done: a pool

@@ -18,13 +18,15 @@ import (
 // the pages and the numbers that must survive the stay. Which run to suspend, and
 // when, is the caller's decision, and so is what becomes of the device's pages.
 //
-//	absent   → copying    Offload: host pages claimed, copy enqueued
-//	copying  → offloaded  Settle: the copy is done, its pages are summed and kept
-//	copying  → absent     Settle of a failed copy, Discard: the device's pages stay the only ones
-//	offloaded → absent    Reload, Discard, Remove
+//	absent    → copying    Offload: host pages claimed, copy enqueued
+//	copying   → offloaded  Settle: the copy is done, its pages are summed and kept
+//	copying   → absent     Settle of a failed copy, Discard: the device's pages stay the only ones
+//	offloaded → absent     Reload, Discard, Remove
+//	absent    → offloaded  the copy of a Reload failed, and nobody wanted the run gone meanwhile
 //
-// Host pages go back when the last copy that touches them is done, whatever
-// happened to the name meanwhile.
+// Host pages go back when whoever touches them last (a copy, a sum) is done,
+// whatever happened to the name meanwhile. The pages of a Reload are the only good
+// ones until its copy is done, so they go back only then, and only if it succeeded.
 
 // Name names a run of tokens. A request with one run needs no label.
 type Name struct{ Request, Label string }
@@ -51,10 +53,12 @@ type suspended struct {
 	sums   []Sum // nil until settled
 }
 
-// leaving are pages that go back once a copy is done.
+// leaving is a run that is off its name, and whose pages go back once copied is done.
 type leaving struct {
-	pages  []page.ID
+	name   Name
+	run    *suspended
 	copied *device.Ticket
+	again  bool // should the copy fail, the run is back under its name
 }
 
 // Offload enqueues on s the copy of device pages under name, into host pages that
@@ -81,7 +85,8 @@ func (p *Pool) Offload(s device.Stream, name Name, pages []page.ID, o Offloaded)
 		pairs[i] = page.Pair{Dst: host[i], Src: pages[i]}
 	}
 	if _, err := p.CopyIn(s, pairs, x.copied); err != nil {
-		return fmt.Errorf("offload of %v: %w", name, errors.Join(err, p.Discard(name)))
+		p.discard(name, x)
+		return fmt.Errorf("offload of %v: %w", name, err)
 	}
 	return nil
 }
@@ -90,8 +95,10 @@ func (p *Pool) Offload(s device.Stream, name Name, pages []page.ID, o Offloaded)
 func (p *Pool) enter(name Name, x *suspended) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.reap()
 	if p.suspended[name] == nil {
 		p.suspended[name] = x
+		p.notAgain(name)
 		return nil
 	}
 	return errors.Join(p.free(x.Pages),
@@ -101,7 +108,8 @@ func (p *Pool) enter(name Name, x *suspended) error {
 // Settle waits until the pages offloaded under name have arrived, sums and keeps
 // them: from then on the device's pages may be given up. When the copy failed, or
 // somebody discarded the run meanwhile, nothing is kept and the device's pages are
-// the only ones. When ctx ends first, nothing has changed. Kinds: fault.NotFound,
+// the only ones. When ctx ends first, nothing has changed. A settled run is settled
+// at once. Kinds: fault.NotFound, fault.Busy (another Settle is summing it),
 // fault.Device, ctx's error.
 func (p *Pool) Settle(ctx context.Context, name Name) error {
 	x, err := p.find(name)
@@ -112,10 +120,15 @@ func (p *Pool) Settle(ctx context.Context, name Name) error {
 		if done, _ := x.copied.Poll(); !done {
 			return err
 		}
-		return fmt.Errorf("offload of %v: %w", name, errors.Join(err, p.Discard(name)))
+		p.discard(name, x)
+		return fmt.Errorf("offload of %v: %w", name, err)
 	}
-	// The pages are claimed and idle: nobody else touches them. Should they be
-	// discarded under our hands, what is read here is thrown away below.
+	// Held by summed, as by a copy: nobody gives these pages to somebody else, or the
+	// memory back, while they are read.
+	summed := device.NewTicket()
+	if settled, err := p.holdToSum(name, x, summed); err != nil || settled {
+		return err
+	}
 	sums := make([]Sum, len(x.Pages))
 	for i, id := range x.Pages {
 		if p.checks != ChecksOff {
@@ -124,6 +137,7 @@ func (p *Pool) Settle(ctx context.Context, name Name) error {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	summed.Complete(nil)
 	if p.suspended[name] != x {
 		return p.errNotFound(name)
 	}
@@ -134,12 +148,30 @@ func (p *Pool) Settle(ctx context.Context, name Name) error {
 	return nil
 }
 
+// holdToSum marks the pages of x as used by t, unless x was settled before.
+func (p *Pool) holdToSum(name Name, x *suspended, t *device.Ticket) (settled bool, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case p.suspended[name] != x:
+		return false, p.errNotFound(name)
+	case x.sums != nil:
+		return true, nil
+	}
+	return false, p.use(len(x.Pages), func(i int) page.ID { return x.Pages[i] }, t, claimed)
+}
+
 // Reload checks the pages offloaded under name, enqueues on s their copy onto as
 // many device pages, and returns the numbers that were kept. t is completed when
 // the pages have arrived; the host's pages go back then, and the name is free at
-// once. Kinds: fault.NotFound, fault.Busy (not settled), fault.Invalid (other number
-// of pages), fault.Corrupt (a page failed its check: the run is gone, and must be
-// computed again), and those of the stream, after which the run is still here.
+// once. Should the copy fail, t says so, and the run is back under its name, unless
+// that was discarded or taken meanwhile: it can be reloaded again, on a stream that
+// is well. After any error t is completed too, once the device pages are idle.
+//
+// Kinds: fault.NotFound, fault.Busy (not settled, or used by another call),
+// fault.Invalid (other number of pages), fault.Corrupt (a page failed its check: the
+// run is gone, and must be computed again), and those of the stream, after which the
+// run is still here.
 func (p *Pool) Reload(s device.Stream, name Name, pages []page.ID, t *device.Ticket) (Offloaded, error) {
 	x, err := p.hold(name, len(pages), t)
 	if err != nil {
@@ -152,7 +184,8 @@ func (p *Pool) Reload(s device.Stream, name Name, pages []page.ID, t *device.Tic
 			err := fault.New(fault.Corrupt, "reload of "+name.String(), "host page %d (page %d of the run) is not what it was: all of it is discarded", id, i).
 				Hint("compute the run again")
 			t.Complete(err)
-			return Offloaded{}, errors.Join(err, p.Discard(name))
+			p.discard(name, x)
+			return Offloaded{}, err
 		}
 	}
 	pairs := make([]page.Pair, len(pages))
@@ -165,7 +198,7 @@ func (p *Pool) Reload(s device.Stream, name Name, pages []page.ID, t *device.Tic
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.suspended[name] == x {
-		p.forget(name, x)
+		p.forget(name, x, true)
 	}
 	return x.Offloaded, nil
 }
@@ -174,6 +207,7 @@ func (p *Pool) Reload(s device.Stream, name Name, pages []page.ID, t *device.Tic
 func (p *Pool) hold(name Name, n int, t *device.Ticket) (*suspended, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.reap()
 	x := p.suspended[name]
 	switch {
 	case p.closed:
@@ -188,8 +222,8 @@ func (p *Pool) hold(name Name, n int, t *device.Ticket) (*suspended, error) {
 	return x, p.use(n, func(i int) page.ID { return x.Pages[i] }, t, kept)
 }
 
-// Discard drops what is under name, settled or not. Its pages go back when its
-// copy is done. An unknown name is nothing to drop.
+// Discard drops what is under name, settled or not, or on its way back. Its pages go
+// back when its copy is done. An unknown name is nothing to drop.
 func (p *Pool) Discard(name Name) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -197,14 +231,25 @@ func (p *Pool) Discard(name Name) error {
 		return errClosed()
 	}
 	if x := p.suspended[name]; x != nil {
-		p.forget(name, x)
+		p.forget(name, x, false)
 	}
+	p.notAgain(name)
+	p.reap()
 	return nil
 }
 
-// forget takes a run off its name. Its pages go back when the last copy that
-// touches them is done; all of them have the same one.
-func (p *Pool) forget(name Name, x *suspended) {
+// discard drops x, unless another run is under its name by now.
+func (p *Pool) discard(name Name, x *suspended) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.closed && p.suspended[name] == x {
+		p.forget(name, x, false)
+	}
+}
+
+// forget takes a run off its name. Its pages go back when the last that touches
+// them is done; all of them have the same one.
+func (p *Pool) forget(name Name, x *suspended, again bool) {
 	delete(p.suspended, name)
 	if len(x.Pages) == 0 {
 		return
@@ -213,17 +258,37 @@ func (p *Pool) forget(name Name, x *suspended) {
 	if copied == nil { // no copy was begun
 		copied = device.Completed(nil)
 	}
-	p.leaving = append(p.leaving, leaving{x.Pages, copied})
+	p.leaving = append(p.leaving, leaving{name, x, copied, again})
 	p.reap()
+}
+
+// notAgain ends the claim to name of the runs that are on their way back.
+func (p *Pool) notAgain(name Name) {
+	for i := range p.leaving {
+		if p.leaving[i].name == name {
+			p.leaving[i].again = false
+		}
+	}
 }
 
 // Remove drops every run of request.
 func (p *Pool) Remove(request string) error {
-	for _, label := range p.Labels(request) {
-		if err := p.Discard(Name{request, label}); err != nil {
-			return err
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return errClosed()
+	}
+	for name, x := range p.suspended {
+		if name.Request == request {
+			p.forget(name, x, false)
 		}
 	}
+	for i := range p.leaving {
+		if p.leaving[i].name.Request == request {
+			p.leaving[i].again = false
+		}
+	}
+	p.reap()
 	return nil
 }
 
@@ -234,6 +299,7 @@ func (p *Pool) IsOffloaded(request string) bool { return len(p.Labels(request)) 
 func (p *Pool) Labels(request string) []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.reap()
 	var labels []string
 	for name := range maps.Keys(p.suspended) {
 		if name.Request == request {
@@ -248,6 +314,7 @@ func (p *Pool) Labels(request string) []string {
 func (p *Pool) NumPages(name Name) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.reap()
 	if x := p.suspended[name]; x != nil {
 		return len(x.Pages)
 	}
@@ -260,6 +327,7 @@ func (p *Pool) find(name Name) (*suspended, error) {
 	if p.closed {
 		return nil, errClosed()
 	}
+	p.reap()
 	if x := p.suspended[name]; x != nil {
 		return x, nil
 	}
@@ -270,15 +338,21 @@ func (p *Pool) errNotFound(name Name) error {
 	return fault.New(fault.NotFound, name.String(), "is not on the host")
 }
 
-// reap gives back the pages whose last copy is done.
+// reap gives back the pages whose last copy is done, or puts their run back under
+// its name if that copy was to take it to the device and failed.
 func (p *Pool) reap() {
 	p.leaving = slices.DeleteFunc(p.leaving, func(l leaving) bool {
-		done, _ := l.copied.Poll()
-		if done {
-			if err := p.free(l.pages); err != nil { // books that disagree: a bug in this package
-				p.log.LogAttrs(context.Background(), slog.LevelError, "host pool: pages lost", slog.Any("error", err))
-			}
+		done, failure := l.copied.Poll()
+		switch {
+		case !done:
+			return false
+		case failure != nil && l.again: // its name is free: see notAgain
+			p.suspended[l.name] = l.run
+			return true
 		}
-		return done
+		if err := p.free(l.run.Pages); err != nil { // books that disagree: a bug in this package
+			p.log.LogAttrs(context.Background(), slog.LevelError, "host pool: pages lost", slog.Any("error", err))
+		}
+		return true
 	})
 }

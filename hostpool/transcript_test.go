@@ -102,9 +102,32 @@ func (x *transcript) pairs(t *testing.T, d *datadriven.TestData) (pairs []page.P
 }
 
 func (x *transcript) run(t *testing.T, d *datadriven.TestData) string {
-	n := 0
+	n, name := 0, Name{}
 	d.MaybeScanArgs(t, "n", &n)
+	d.MaybeScanArgs(t, "of", &name.Request)
+	d.MaybeScanArgs(t, "label", &name.Label)
 	switch d.Cmd {
+	case "suspend": // the ids are device pages
+		return outcome(x.pool.Offload(x.copies, name, x.ids(t, d), Offloaded{StoredLen: n}))
+	case "settle": // without waiting
+		return outcome(x.pool.Settle(abandoned(), name))
+	case "resume":
+		ticket := device.NewTicket()
+		o, err := x.pool.Reload(x.copies, name, x.ids(t, d), ticket)
+		if err != nil {
+			return outcome(err)
+		}
+		x.tickets = append(x.tickets, ticket)
+		return fmt.Sprintf("ok, %d tokens of host pages %v", o.StoredLen, o.Pages)
+	case "discard":
+		return outcome(x.pool.Discard(name))
+	case "remove":
+		return outcome(x.pool.Remove(name.Request))
+	case "labels":
+		return fmt.Sprintf("%q", x.pool.Labels(name.Request))
+	case "flip": // a bit of host page n
+		hostBytes(t, x.pool, page.ID(n))[3] ^= 1
+		return "ok"
 	case "prepare": // a pool that does not grow by itself
 		p, err := prepare(Options{Cache: x.cache, Pages: n, Host: x.host})
 		if err == nil {
@@ -144,6 +167,7 @@ func (x *transcript) run(t *testing.T, d *datadriven.TestData) string {
 		return "ok"
 	case "run": // everything enqueued
 		x.release()
+		noError(t, x.pool.Wait(t.Context()))
 		var b strings.Builder
 		for i, ticket := range x.tickets {
 			fmt.Fprintf(&b, "ticket %d: %s\n", i, outcome(wait(ticket)))

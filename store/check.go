@@ -90,9 +90,9 @@ func (s *Store) Check() error {
 	return nil
 }
 
-// Owns reports how many owners of a device page are the store: 0 or 1. With the
-// pages that sequences hold it must add up to the arena's count.
-func (s *Store) Owns() func(page.ID) int {
+// CheckOwners verifies that the owners of every device page are the store, if it keeps
+// the page, and those that held counts. Nothing moves meanwhile.
+func (s *Store) CheckOwners(held func(page.ID) int) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	owned := map[page.ID]int{}
@@ -101,5 +101,5 @@ func (s *Store) Owns() func(page.ID) int {
 			owned[e.part.device]++
 		}
 	}
-	return func(id page.ID) int { return owned[id] }
+	return s.arena.Check(func(id page.ID) int { return owned[id] + held(id) })
 }

@@ -26,6 +26,7 @@ type job struct {
 	copied *device.Ticket // by the stream
 	done   *device.Ticket // by the settler, when the books are settled
 	freed  int            // demote: device pages freed; valid once done
+	stuck  int            // demote: pages that failed and stay, for somebody holds them; valid once done
 	unpin  [][]Ref        // paths whose pins go when the books are settled; guarded by Store.mu
 }
 
@@ -183,6 +184,9 @@ func (s *Store) finishDemotion(j *job, failure error) {
 			s.stats.Corrupted++
 			j.freed += s.corrupt(r, e)
 		default:
+			if !arrived && e.pins == 0 {
+				j.stuck++
+			}
 			s.list(r, e)
 		}
 	}
@@ -316,7 +320,8 @@ func (e *CorruptError) Error() string {
 func (*CorruptError) Unwrap() error { return fault.Corrupt }
 
 // Missing is how many of refs are not on the device: the fresh pages that Load
-// needs. It can shrink as others load them, and never grows while they are pinned.
+// needs. While they are pinned it can shrink, as others load them, and grow only when
+// a copy of others fails: Load refuses then, and is asked again with more.
 func (s *Store) Missing(refs []Ref) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()

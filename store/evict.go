@@ -13,9 +13,11 @@ import (
 // dropped when the host has no room at all. It waits for the copies, with no lock
 // held, and for those of others when there is nothing else to give. It returns how
 // many pages it freed: pages that were demoted or dropped but have other owners do
-// not count. Fewer than n is fault.Full: the rest are pinned. When ctx ends, the
-// copies go on, and free their pages later.
+// not count. Fewer than n is fault.Full (the rest are pinned, or held and the host has
+// no room), or fault.Device (the rest are held, and their copies fail). When ctx ends,
+// the copies go on, and free their pages later.
 func (s *Store) Evict(ctx context.Context, n int) (freed int, err error) {
+	stuck := 0 // pages that must stay because their copies failed
 	for freed < n {
 		v, err := s.evictSome(n - freed)
 		if err != nil {
@@ -32,15 +34,30 @@ func (s *Store) Evict(ctx context.Context, n int) (freed int, err error) {
 				return freed, ctx.Err()
 			}
 		}
+		var failure error
 		for _, j := range v.jobs {
 			// A failed copy still freed its pages, by dropping them: see finishDemotion.
-			if err := j.done.Wait(ctx); err != nil && ctx.Err() != nil {
+			err := j.done.Wait(ctx)
+			if err != nil && ctx.Err() != nil {
 				return freed, ctx.Err()
 			}
-			freed += j.freed
+			freed, stuck = freed+j.freed, stuck+j.stuck
+			if j.stuck > 0 {
+				failure = err
+			}
+		}
+		if failure != nil && freed < n && stuck >= s.idle() { // they went behind the others: all were tried
+			return freed, failure
 		}
 	}
 	return freed, nil
+}
+
+// idle is how many pages may go from the device.
+func (s *Store) idle() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.device.Len()
 }
 
 // victims are n pages that go from the device: freed of them are free already,
@@ -72,8 +89,11 @@ func (s *Store) chooseVictims(n int) (v victims, err error) {
 	if s.closed {
 		return v, errClosed()
 	}
-	s.chosen = s.device.AppendOldest(s.chosen[:0], n)
-	v = s.demote(s.chosen)
+	// Pages that must stay go behind the others, which are tried then.
+	for tried, all := 0, s.device.Len(); v.n == 0 && tried < all; tried += n {
+		s.chosen = s.device.AppendOldest(s.chosen[:0], n)
+		v = s.demote(s.chosen)
+	}
 	if v.n == 0 && s.latest != nil {
 		if done, _ := s.latest.done.Poll(); !done {
 			v.latest = s.latest

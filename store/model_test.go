@@ -62,6 +62,7 @@ func TestStore_AgainstAModel(t *testing.T) {
 	if *seedFlag == 0 {
 		for _, what := range []string{
 			"hit", "hit on the host", "learnt miss", "corrupt", "full", "commit", "abandon", "evict", "evict later",
+			"go away", "return", "evict from the host",
 			"never stored", "evicted", "beyond prefix", "held back", "pending", "corrupted",
 		} {
 			if total[what] == 0 {
@@ -71,11 +72,13 @@ func TestStore_AgainstAModel(t *testing.T) {
 	}
 }
 
-// modelKey is what the model knows of a key.
+// modelKey is what the model knows of a key, from when it was lost to when it is lost
+// again: engines that pin or hold what is lost go on with the old one.
 type modelKey struct {
 	stored   bool // put, and not learnt to be gone
 	reserved bool // by an engine
 	pins     int
+	holds    int          // by engines that are away
 	gone     fault.Reason // why it is not stored
 	bad      bool         // its host page was damaged: it may be found out, and only it
 }
@@ -88,13 +91,16 @@ type model struct {
 	did     map[string]int
 }
 
-// engine is one sequence of the embedding engine, in one of four states: none,
-// matched, loaded, reserved.
+// engine is one sequence of the embedding engine, in one of five states: none,
+// matched, loaded, reserved, away.
 type engine struct {
 	use
 	loaded   bool
-	reserved []Ref    // behind refs
-	paths    []string // of reserved
+	away     bool
+	known    []*modelKey // of refs, and behind them of reserved
+	mine     []bool      // of reserved: by this engine
+	reserved []Ref       // behind refs
+	paths    []string    // of reserved
 }
 
 func (m *model) key1(path string) *modelKey {
@@ -103,6 +109,13 @@ func (m *model) key1(path string) *modelKey {
 		k = &modelKey{gone: fault.NeverStored}
 		m.keys[path] = k
 	}
+	return k
+}
+
+// lose makes path unknown, for why. Who reserved it has still done so.
+func (m *model) lose(path string, why fault.Reason) *modelKey {
+	k := &modelKey{gone: why}
+	m.keys[path] = k
 	return k
 }
 
@@ -143,6 +156,13 @@ func (m *model) step() (string, error) {
 		return "match", m.match(i)
 	case n < 40:
 		return "finish", m.finish(i)
+	case e.away && n < 60: // pages are wanted by others meanwhile
+		m.store.EvictHost(m.rng.IntN(3))
+		return "evict from the host", nil
+	case e.away:
+		return "return", m.comeBack(e)
+	case e.loaded && e.reserved == nil && n < 70 && !slices.Contains(e.refs, NoRef):
+		return "go away", m.goAway(e)
 	case !e.loaded:
 		return "load", m.load(i)
 	case e.reserved == nil:
@@ -184,15 +204,15 @@ func (m *model) answers(answers []Answer, path string, limit int) error {
 		case there:
 		case k.reserved:
 			want = fault.Pending
-		case k.stored && k.pins > 0:
-			return fmt.Errorf("page %q is pinned, and gone: %v", path[:i+1], a.Reason)
+		case k.stored && k.pins+k.holds > 0:
+			return fmt.Errorf("page %q is pinned or held, and gone: %v", path[:i+1], a.Reason)
 		case k.stored: // learnt: nobody pinned it
 			m.did["learnt miss"]++
 			want = fault.Evicted
 			if k.bad && a.Reason == fault.Corrupted { // found out by a page that arrived again
 				want = fault.Corrupted
 			}
-			k.stored, k.bad, k.gone = false, false, want
+			m.lose(path[:i+1], want)
 		default:
 			want = k.gone
 		}
@@ -232,7 +252,9 @@ func (m *model) match(i int) error {
 		return err
 	}
 	for n := range hits {
-		m.keys[path[:n+1]].pins++
+		k := m.keys[path[:n+1]]
+		k.pins++
+		e.known = append(e.known, k)
 	}
 	return nil
 }
@@ -254,12 +276,14 @@ func (m *model) load(i int) error {
 	}
 	var corrupt *CorruptError
 	if errors.As(err, &corrupt) {
-		k := m.keys[e.path[:corrupt.Index+1]]
-		if !k.bad && k.gone != fault.Corrupted {
+		path, k := e.path[:corrupt.Index+1], e.known[corrupt.Index]
+		if !k.bad {
 			return fmt.Errorf("page %q is called corrupt, and nobody damaged it: %w", e.path[:corrupt.Index+1], err)
 		}
 		m.did["corrupt"]++
-		k.stored, k.bad, k.gone = false, false, fault.Corrupted
+		if m.keys[path] == k {
+			m.lose(path, fault.Corrupted)
+		}
 		return m.finish(i)
 	}
 	if err != nil {
@@ -286,6 +310,7 @@ func (m *model) reserve(e *engine) error {
 		path := e.path[:e.hits+n+1]
 		k := m.key1(path)
 		e.paths = append(e.paths, path)
+		e.mine = append(e.mine, false)
 		m.store.mu.Lock()
 		mine := r != NoRef && m.store.entries[r].state == reserved
 		why := m.store.ghosts.why(m.store.index.hash(&keys[n])) // what Why would have said
@@ -299,22 +324,23 @@ func (m *model) reserve(e *engine) error {
 			if k.reserved {
 				return fmt.Errorf("page %q was reserved twice", path)
 			}
-			if k.stored && k.pins > 0 {
-				return fmt.Errorf("page %q is pinned, and was reserved", path)
+			if k.stored && k.pins+k.holds > 0 {
+				return fmt.Errorf("page %q is pinned or held, and was reserved", path)
 			}
 			if k.stored {
 				if why != fault.Evicted && (why != fault.Corrupted || !k.bad) {
 					return fmt.Errorf("page %q is gone: %v", path, why)
 				}
-				k.stored, k.bad, k.gone = false, false, why
+				k = m.lose(path, why)
 			}
-			k.reserved = true
+			k.reserved, e.mine[n] = true, true
 		default: // pinned
 			if !k.stored {
 				return fmt.Errorf("page %q was pinned, and is gone by the model: %v", path, k.gone)
 			}
 			k.pins++
 		}
+		e.known = append(e.known, k)
 	}
 	return nil
 }
@@ -322,16 +348,16 @@ func (m *model) reserve(e *engine) error {
 // unreserve makes the model forget what e reserved.
 func (m *model) unreserve(e *engine) {
 	for n, r := range e.reserved {
-		k := m.keys[e.paths[n]]
+		k := e.known[len(e.refs)+n]
 		switch {
 		case r == NoRef:
-		case k.pins > 0:
-			k.pins--
-		default:
+		case e.mine[n]:
 			k.reserved = false
+		default:
+			k.pins--
 		}
 	}
-	e.reserved, e.paths = nil, nil
+	e.reserved, e.paths, e.mine, e.known = nil, nil, nil, e.known[:len(e.refs)]
 }
 
 func (m *model) commit(i int) error {
@@ -349,16 +375,59 @@ func (m *model) commit(i int) error {
 	if err := m.store.Commit(e.reserved, own); err != nil {
 		return err
 	}
-	e.pages = append(e.pages, own...)
-	e.refs = append(e.refs, e.reserved...)
-	for n, r := range e.reserved {
-		k := m.keys[e.paths[n]]
-		if r != NoRef && k.reserved && k.pins == 0 {
-			k.reserved, k.stored, k.pins, k.bad = false, true, 1, false
+	for n := range e.reserved {
+		if k := e.known[len(e.refs)+n]; e.mine[n] {
+			k.reserved, k.stored, k.pins = false, true, 1
 		}
 	}
-	e.reserved, e.paths, e.hits = nil, nil, len(e.keys)
+	e.pages = append(e.pages, own...)
+	e.refs = append(e.refs, e.reserved...)
+	e.reserved, e.paths, e.mine, e.hits = nil, nil, nil, len(e.keys)
 	return m.rig.verify(&e.use)
+}
+
+// goAway gives the engine's pages up, and holds its entries; sometimes they go down at
+// once.
+func (m *model) goAway(e *engine) error {
+	if err := m.rig.verify(&e.use); err != nil {
+		return err
+	}
+	if _, err := m.arena.Release(e.pages); err != nil {
+		return err
+	}
+	m.store.Suspend(e.refs)
+	e.pages, e.tickets, e.loaded, e.away = nil, nil, false, true
+	for _, k := range e.known {
+		k.pins, k.holds = k.pins-1, k.holds+1
+	}
+	ctx := context.Background()
+	switch m.rng.IntN(3) {
+	case 0:
+		_, err := m.store.Demote(ctx, e.refs)
+		return err
+	case 1:
+		if _, err := m.store.Demote(ended(), e.refs); err != nil && !errors.Is(err, context.Canceled) {
+			return err
+		}
+	}
+	return nil
+}
+
+// comeBack makes an engine that was away one that has matched what it held.
+func (m *model) comeBack(e *engine) error {
+	for n, r := range e.refs {
+		k := e.known[n]
+		k.pins, k.holds = k.pins+1, k.holds-1
+		m.store.mu.Lock()
+		gone := m.store.entries[r].state != kept
+		m.store.mu.Unlock()
+		if gone && !k.bad {
+			return fmt.Errorf("page %q was held, and is gone", e.path[:n+1])
+		}
+	}
+	m.store.Resume(e.refs)
+	e.away, e.hits = false, len(e.refs)
+	return nil
 }
 
 // finish verifies what the engine has and gives all of it back.
@@ -370,6 +439,14 @@ func (m *model) finish(i int) error {
 	if e.reserved != nil {
 		m.store.Abandon(e.reserved)
 		m.unreserve(e)
+	}
+	if e.away {
+		m.store.Unhold(e.refs)
+		for _, k := range e.known {
+			k.holds--
+		}
+		m.engines[i] = nil
+		return nil
 	}
 	if e.loaded {
 		m.did["hit"] += e.hits
@@ -387,7 +464,7 @@ func (m *model) finish(i int) error {
 	}
 	for n, r := range e.refs {
 		if r != NoRef {
-			m.keys[e.path[:n+1]].pins--
+			e.known[n].pins--
 		}
 	}
 	m.engines[i] = nil

@@ -78,8 +78,11 @@ func (s *Store) demoteSome(refs []Ref) (v victims, err error) {
 }
 
 // EvictHost frees n host pages, the oldest first, for somebody else who uses the
-// pool. It returns how many it freed.
+// pool. It returns how many it freed: fewer when the others are in use or held.
 func (s *Store) EvictHost(n int) int {
+	if s.pool == nil {
+		return 0
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	before := s.pool.NumFree()

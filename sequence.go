@@ -267,7 +267,10 @@ func (s *Sequence) reserve(ctx context.Context, pages int) error {
 	if s.matched {
 		refs = s.lease.Refs
 		// Pages kept by an unsealed reset are in the way of the prefix: they go
-		// behind it.
+		// behind it, and those that are too many go back.
+		if err := s.shed(max(0, pages-len(refs))); err != nil {
+			return err
+		}
 		need = pages - len(refs) - len(s.pages)
 	}
 	missing := m.store.Missing(refs)
@@ -311,6 +314,18 @@ func (s *Sequence) reserve(ctx context.Context, pages int) error {
 	}
 	s.pages = append(s.pages, fresh[missing:]...)
 	return nil
+}
+
+// shed gives back the sequence's pages behind the first n.
+func (s *Sequence) shed(n int) error {
+	s.m.mu.Lock()
+	defer s.m.mu.Unlock()
+	if n >= len(s.pages) {
+		return nil
+	}
+	_, err := s.m.arena.Release(s.pages[n:])
+	s.pages = s.pages[:n]
+	return err
 }
 
 func (s *Sequence) giveBackLease() {

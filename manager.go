@@ -75,6 +75,7 @@ type Manager struct {
 	mu        sync.Mutex
 	sequences map[ID]*Sequence // guarded by mu
 	written   []written        // guarded by mu
+	spare     []buffers        // of removed sequences, for new ones; guarded by mu
 	closed    bool             // guarded by mu
 }
 
@@ -199,8 +200,13 @@ func (m *Manager) Ingest(id ID, p Prompt) (*Sequence, error) {
 		}
 		return s, nil
 	}
-	s := &Sequence{m: m, id: id, prompt: p.clone()}
-	s.keys = s.prompt.Keys
+	s := &Sequence{m: m, id: id}
+	if n := len(m.spare); n > 0 {
+		s.buffers = m.spare[n-1]
+		m.spare = m.spare[:n-1]
+	}
+	s.prompt = Prompt{p.Tokens, append(s.own[:0], p.Keys...)}
+	s.own, s.keys = s.prompt.Keys, s.prompt.Keys
 	m.sequences[id] = s
 	return s, nil
 }

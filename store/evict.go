@@ -160,8 +160,7 @@ func (s *Store) claim(n int) []page.ID {
 		return s.hosts
 	}
 	// Fewer could be evicted, or somebody else who uses the pool was faster.
-	var full *page.FullError
-	if errors.As(err, &full) {
+	if full, ok := errors.AsType[*page.FullError](err); ok {
 		s.hosts, err = s.pool.Claim(s.hosts[:0], min(n, full.Free))
 	}
 	s.must(err)

@@ -138,8 +138,7 @@ func (s *Store) unpin(refs []Ref) {
 			return
 		}
 	}
-	for i := len(refs) - 1; i >= 0; i-- {
-		r := refs[i]
+	for _, r := range slices.Backward(refs) {
 		if r == NoRef || s.entries[r].state == absent { // absent: abandoned
 			continue
 		}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvferry/kvferry/device"
 	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/internal/leaktest"
 	"github.com/kvferry/kvferry/kv"
 )
 
@@ -37,7 +38,7 @@ func TestClose_EndsEverything(t *testing.T) {
 func TestClose_LeavesTheProcessAsItWas(t *testing.T) {
 	dev := must(device.OpenHost(device.HostOptions{}))(t)
 	cache := must(kv.NewCache(geometry(t, shape), dev))(t)
-	maps, fds, err := hostMemory()
+	maps, fds, err := leaktest.CountHostMemory()
 	noError(t, err)
 	goroutines := runtime.NumGoroutine()
 	for range 3 {
@@ -46,7 +47,7 @@ func TestClose_LeavesTheProcessAsItWas(t *testing.T) {
 		must(s.Admit(t.Context(), 9))(t)
 		noError(t, m.Close(t.Context()))
 	}
-	mapsNow, fdsNow, err := hostMemory()
+	mapsNow, fdsNow, err := leaktest.CountHostMemory()
 	noError(t, err)
 	equal(t, "mappings", mapsNow, maps)
 	equal(t, "descriptors", fdsNow, fds)
@@ -168,7 +169,7 @@ func TestClose_ReportsAFailedStream(t *testing.T) {
 	refused(t, err, fault.Device)
 	equal(t, "the cause", errors.Is(err, errCable), true)
 	refused(t, e.m.Close(t.Context()), fault.Closed)
-	if maps, _, _ := hostMemory(); maps != 1 { // the cache's
+	if maps, _, _ := leaktest.CountHostMemory(); maps != 1 { // the cache's
 		t.Fatalf("%d mappings", maps)
 	}
 }

@@ -2,52 +2,14 @@ package kvferry
 
 import (
 	"errors"
-	"fmt"
-	"os"
 	"strings"
 	"testing"
 
-	"go.uber.org/goleak"
-
 	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/internal/leaktest"
 )
 
-// TestMain fails the package when its tests leave a goroutine, a mapping or a file
-// descriptor of host memory behind.
-func TestMain(m *testing.M) {
-	code := m.Run()
-	if code == 0 {
-		left := goleak.Find()
-		maps, fds, err := hostMemory()
-		if left == nil {
-			left = err
-		}
-		if left == nil && maps+fds > 0 {
-			left = fmt.Errorf("%d mappings and %d descriptors of host memory", maps, fds)
-		}
-		if left != nil {
-			fmt.Fprintln(os.Stderr, "left behind:", left)
-			code = 1
-		}
-	}
-	os.Exit(code)
-}
-
-// hostMemory counts the mappings and descriptors of memfds that are ours.
-func hostMemory() (maps, fds int, err error) {
-	text, err := os.ReadFile("/proc/self/maps")
-	if err != nil {
-		return 0, 0, err
-	}
-	maps = strings.Count(string(text), "memfd:kvferry-")
-	dir, err := os.ReadDir("/proc/self/fd")
-	for _, fd := range dir {
-		if to, err := os.Readlink("/proc/self/fd/" + fd.Name()); err == nil && strings.Contains(to, "memfd:kvferry-") {
-			fds++
-		}
-	}
-	return maps, fds, err
-}
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // noError fails the test when err is not nil.
 func noError(t testing.TB, err error) {

@@ -9,6 +9,7 @@ import (
 	"github.com/kvferry/kvferry/copier"
 	"github.com/kvferry/kvferry/device"
 	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/internal/leaktest"
 	"github.com/kvferry/kvferry/kv"
 	"github.com/kvferry/kvferry/page"
 )
@@ -61,11 +62,11 @@ func TestOpen_Refusals(t *testing.T) {
 		{"closed device", Options{Cache: cache, HostPages: 1, Device: closed}, fault.Closed, "host device"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			maps, fds, err := hostMemory()
+			maps, fds, err := leaktest.CountHostMemory()
 			noError(t, err)
 			_, err = Open(test.o)
 			refused(t, err, test.kind, test.says)
-			mapsNow, fdsNow, err := hostMemory()
+			mapsNow, fdsNow, err := leaktest.CountHostMemory()
 			noError(t, err)
 			equal(t, "mappings", mapsNow, maps)
 			equal(t, "descriptors", fdsNow, fds)

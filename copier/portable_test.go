@@ -3,16 +3,15 @@ package copier_test
 import (
 	"testing"
 
-	"go.uber.org/goleak"
-
 	"github.com/kvferry/kvferry/copier"
 	"github.com/kvferry/kvferry/copier/copiertest"
 	"github.com/kvferry/kvferry/device"
+	"github.com/kvferry/kvferry/internal/leaktest"
 	"github.com/kvferry/kvferry/kv"
 	"github.com/kvferry/kvferry/page"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 func openHost(t testing.TB) *device.Host {
 	t.Helper()

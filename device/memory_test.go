@@ -15,6 +15,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/internal/leaktest"
 )
 
 func openHost(t testing.TB, o HostOptions) *Host {
@@ -98,13 +99,13 @@ func TestHost_PiecesAreSealedFilesBehindOneRange(t *testing.T) {
 func TestHost_FreeUnmapsAndCloses(t *testing.T) {
 	h := openHost(t, HostOptions{PieceBytes: 64 << 10})
 	m := alloc(t, h, 200<<10, 1)
-	if leftover() == nil {
-		t.Fatal("leftover does not see a memory that is there")
+	if leaktest.HostMemory() == nil {
+		t.Fatal("HostMemory does not see a memory that is there")
 	}
 	if err := m.Free(); err != nil {
 		t.Fatal(err)
 	}
-	if err := leftover(); err != nil {
+	if err := leaktest.HostMemory(); err != nil {
 		t.Error(err)
 	}
 	if m.Bytes() != nil {
@@ -132,7 +133,7 @@ func TestHost_RefusesMoreMemoryThanThereIsAndSaysHowMuch(t *testing.T) {
 	if !strings.Contains(err.Error(), fmt.Sprint(there+there/4)) || fault.RemedyOf(err) == "" {
 		t.Errorf("error %q with remedy %q: want the number and a remedy", err, fault.RemedyOf(err))
 	}
-	if err := leftover(); err != nil {
+	if err := leaktest.HostMemory(); err != nil {
 		t.Error("refused, and yet there is", err)
 	}
 }

@@ -8,15 +8,14 @@ import (
 	"strings"
 	"testing"
 
-	"go.uber.org/goleak"
-
 	"github.com/kvferry/kvferry/device"
 	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/internal/leaktest"
 	"github.com/kvferry/kvferry/kv"
 	"github.com/kvferry/kvferry/page"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // shape is the cache of most tests: two layers, so that a page is several rows.
 var shape = kv.Config{Layout: kv.NHD, DType: kv.BF16, Layers: 2, Pages: 6, PageSize: 4, KVHeads: 2, HeadDim: 8}

@@ -5,9 +5,8 @@ import (
 	"strings"
 	"testing"
 
-	"go.uber.org/goleak"
-
 	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/internal/leaktest"
 )
 
 // tb is what helpers need of a *testing.T, a *testing.B or a *rapid.T.
@@ -17,7 +16,7 @@ type tb interface {
 	Fatalf(format string, args ...any)
 }
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // refused fails the test unless err is of the given kind and names all of words.
 func refused(t tb, err error, kind fault.Kind, words ...string) {

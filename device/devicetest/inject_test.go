@@ -7,14 +7,13 @@ import (
 	"strings"
 	"testing"
 
-	"go.uber.org/goleak"
-
 	"github.com/kvferry/kvferry/device"
 	"github.com/kvferry/kvferry/device/devicetest"
 	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/internal/leaktest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 func TestRules_PrintAndParse(t *testing.T) {
 	for _, text := range []string{

@@ -10,7 +10,8 @@
 //   - inside one folder a child may import its parent, never the reverse, and
 //     never its sibling; folders of commands are free in this;
 //   - internal/ is open to all, and imports nothing of the rows but fault;
-//   - a suite (device/devicetest) is imported only by tests and by other suites;
+//   - a suite (device/devicetest, internal/leaktest) is imported only by tests and by
+//     other suites;
 //   - a folder with Go code that is in no row is refused.
 //
 // # Modules
@@ -195,13 +196,19 @@ func (p Plan) place(name string) place {
 func (p Plan) placeOf(dir string) place {
 	top, _, _ := strings.Cut(dir, "/")
 	parent := path.Base(path.Dir(dir))
-	at := place{dir: dir, top: top, row: -1, suite: path.Base(dir) == parent+"test"}
+	at := place{dir: dir, top: top, row: -1, suite: isSuite(dir, parent)}
 	if top == "internal" {
 		at.row = len(p.Rows)
 		return at
 	}
 	at.row = slices.IndexFunc(p.Rows, func(row []string) bool { return slices.Contains(row, top) })
 	return at
+}
+
+// isSuite tells a folder of tests that others share: a seam's, or one below internal.
+func isSuite(dir, parent string) bool {
+	base := path.Base(dir)
+	return base == parent+"test" || parent == "internal" && strings.HasSuffix(base, "test")
 }
 
 // judge returns the rule that an import breaks, or "".

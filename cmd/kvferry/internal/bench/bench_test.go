@@ -11,16 +11,16 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"go.uber.org/goleak"
 
 	"github.com/kvferry/kvferry/cmd/kvferry/internal/ceiling"
 	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/internal/leaktest"
 	"github.com/kvferry/kvferry/page"
 )
 
 var update = flag.Bool("update", false, "write testdata anew")
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 func TestCountRuns(t *testing.T) {
 	for _, tc := range []struct {

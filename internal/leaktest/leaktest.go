@@ -28,7 +28,7 @@ func Main(m *testing.M) {
 			}
 		}
 	}
-	os.Exit(code)
+	os.Exit(code) //nolint:forbidigo // a TestMain ends the process
 }
 
 // HostMemory names the mappings and descriptors of host memory that are open, nil when

@@ -440,7 +440,10 @@ func TestOffload_WhoseContextEndsLeavesTheStoresPagesForLater(t *testing.T) {
 		noError(t, e.m.Pool().Wait(t.Context()))
 		r.offload(2)
 	}
-	e.evict(e.m.store.Stats().DevicePages)
+	if _, err := e.m.store.Evict(t.Context(), 2); err != nil { // they may be on their way already
+		refused(t, err, fault.Full)
+	}
+	equal(t, "free", e.m.NumFree(), 8)
 	e.check()
 	e.poison()
 	r.back()
@@ -570,7 +573,9 @@ func TestReload_ThatDoesNotArriveIsLatched(t *testing.T) {
 			r := e.stored(keys)
 			r.offload(3)
 			e.breakCopies()
+			release := e.hold(e.m.Copies()) // or the later copies are refused at once
 			got := must(r.s.Reload(t.Context()))(t)
+			release()
 			refused(t, got.Wait(t.Context()), fault.Device, errCable.Error())
 			for range 2 {
 				_, err := r.s.Admit(t.Context(), 1)

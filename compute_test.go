@@ -35,6 +35,9 @@ func TestCompute_HeldBackNobodyWaits(t *testing.T) {
 	e := newEngine(t, geometry(t, shape), Options{HostPages: 4}, true)
 	e.cold(tokens[:8])
 	release := e.hold(e.compute)
+	// Something of the engine's is under way: a stream with nothing to do holds nobody up.
+	busy := device.Op{Dst: device.WrapHost(make([]byte, 1)), Src: device.WrapHost(make([]byte, 1)), Bytes: 1}
+	noError(t, e.compute.Copy([]device.Op{busy}))
 	r := must(e.ingest("a", tokens, 18))(t)
 	equal(t, "matched", must(r.match())(t).Pages, 2)
 	noError(t, r.admit(patience(t), 14))

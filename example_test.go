@@ -11,12 +11,8 @@ import (
 	"github.com/kvferry/kvferry/prefix"
 )
 
-// openCache makes a small cache in host memory: 8 pages of 4 tokens.
-func openCache() (*kv.Cache, error) {
-	host, err := device.OpenHost(device.HostOptions{})
-	if err != nil {
-		return nil, err
-	}
+// openCache makes a small cache in the memory of host: 8 pages of 4 tokens.
+func openCache(host *device.Host) (*kv.Cache, error) {
 	g, err := kv.Config{
 		Layout: kv.NHD, DType: kv.FP16, Layers: 2, Pages: 8, PageSize: 4, KVHeads: 2, HeadDim: 8,
 	}.LayerMajor()
@@ -30,12 +26,17 @@ func openCache() (*kv.Cache, error) {
 // engine's own part, computing K and V, is left out.
 func Example() {
 	ctx := context.Background()
-	cache, err := openCache()
+	host, err := device.OpenHost(device.HostOptions{})
+	if err != nil {
+		panic(err)
+	}
+	defer host.Close()
+	cache, err := openCache(host)
 	if err != nil {
 		panic(err)
 	}
 	defer cache.Close()
-	m, err := kvferry.Open(kvferry.Options{Cache: cache, HostPages: 16})
+	m, err := kvferry.Open(kvferry.Options{Cache: cache, Device: host, HostPages: 16})
 	if err != nil {
 		panic(err)
 	}
@@ -79,7 +80,12 @@ func Example() {
 // covers everything outside the prompt that decides the bytes.
 func ExampleManager_Ingest() {
 	ctx := context.Background()
-	cache, err := openCache()
+	host, err := device.OpenHost(device.HostOptions{})
+	if err != nil {
+		panic(err)
+	}
+	defer host.Close()
+	cache, err := openCache(host)
 	if err != nil {
 		panic(err)
 	}

@@ -14,7 +14,12 @@
 //	… Admit and Commit again for each step of decoding …
 //	err = seq.Remove()                   // the pages stay, by key, until they are evicted
 //
-// Token t of a sequence lies in page Pages()[t/pageSize], slot t%pageSize.
+// Token t of a sequence lies at
+//
+//	seq.Pages(nil)[t/pageSize], slot t%pageSize
+//
+// Match is optional: without it nothing is looked up, and all is computed. Close the
+// manager before the cache, and the cache before its device.
 //
 // The rooms behind the door, in the order of one page's walk: package store finds
 // or places it, hostpool keeps the host's books, copier moves it, device executes,
@@ -128,7 +133,7 @@ func (m *Manager) open() (err error) {
 			return err
 		}
 		m.pool, err = hostpool.Open(hostpool.Options{
-			Cache: m.o.Cache, Pages: m.o.HostPages, Host: m.host, Device: m.o.Device, Compute: m.o.Compute, Copier: m.o.Copier, Logger: m.o.Logger,
+			Cache: m.o.Cache, Pages: m.o.HostPages, Host: m.host, Device: m.o.Device, Compute: m.o.Compute, Checks: m.o.Checks, Copier: m.o.Copier, Logger: m.o.Logger,
 		})
 		if err != nil {
 			return err
@@ -136,7 +141,7 @@ func (m *Manager) open() (err error) {
 	}
 	m.store, err = store.Open(store.Options{
 		Cache: m.o.Cache, Arena: m.arena, Pool: m.pool, Copies: m.copies,
-		Inclusive: m.o.Inclusive, WriteThrough: m.o.WriteThrough, History: m.o.History, Logger: m.o.Logger,
+		Inclusive: m.o.Inclusive, WriteThrough: m.o.WriteThrough, History: m.o.History, ScrubAfter: m.o.ScrubAfter, Logger: m.o.Logger,
 	})
 	return err
 }
@@ -209,10 +214,13 @@ func (m *Manager) Sequence(id ID) *Sequence {
 // request that can never fit.
 func (m *Manager) acquire(ctx context.Context, dst []page.ID, n int) ([]page.ID, error) {
 	for {
-		got, err := m.arena.Acquire(dst, n)
-		var full *page.FullError
-		if err == nil || !errors.As(err, &full) {
-			return got, err
+		got, ok := m.arena.TryAcquire(dst, n)
+		if ok {
+			return got, nil
+		}
+		full := &page.FullError{Asked: n, Free: m.arena.NumFree(), LargestRun: m.arena.LargestRun()}
+		if full.Shortfall() <= 0 { // pages came back between the two looks
+			continue
 		}
 		m.mu.Lock()
 		freed, next, reapErr := m.reap()
@@ -233,7 +241,9 @@ func (m *Manager) acquire(ctx context.Context, dst []page.ID, n int) ([]page.ID,
 				return dst, ctx.Err()
 			}
 		case errors.Is(evictErr, fault.Full):
-			return dst, fault.Wrap(fault.Full, "device", err).Hint("release sequences, or use more device pages")
+			if m.arena.NumFree() < n { // else somebody gave pages back while Evict looked for others
+				return dst, fault.Wrap(fault.Full, "device", full).Hint("release sequences, or use more device pages")
+			}
 		default:
 			return dst, evictErr
 		}

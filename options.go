@@ -2,10 +2,12 @@ package kvferry
 
 import (
 	"log/slog"
+	"time"
 
 	"github.com/kvferry/kvferry/copier"
 	"github.com/kvferry/kvferry/device"
 	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/hostpool"
 	"github.com/kvferry/kvferry/kv"
 )
 
@@ -14,7 +16,7 @@ import (
 type Options struct {
 	// Cache is the paged KV cache on the device, owned by the caller or wrapped
 	// around an engine's memory. Required. The manager hands out its pages;
-	// nobody else may.
+	// nobody else may. It must stay open as long as the manager.
 	Cache *kv.Cache
 	// Device is the device that Cache lives on. Nil: the host device, opened by the
 	// manager.
@@ -36,6 +38,12 @@ type Options struct {
 	Compute device.Stream
 	// Copier moves the pages. Nil: the portable one.
 	Copier copier.Copier
+	// Checks says when the bytes of pages in host memory are checked. The zero value is
+	// at every arrival and before every departure.
+	Checks hostpool.Checks
+	// ScrubAfter is how long no look-up must have come before cold host pages are
+	// checked in the background. 0 means a second, negative never.
+	ScrubAfter time.Duration
 	// History is how many evicted keys are remembered: see store.Options.
 	History int
 	// Logger gets what no error can carry. Nil is silent.

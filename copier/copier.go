@@ -2,10 +2,10 @@
 // the host pool, or two device caches.
 //
 // A copy is asked for as pairs of pages. Pairs are sorted and merged into runs
-// (pages adjacent on both sides, package page), runs become boxes (chunk × layers
-// × pages with the strides of both sides, package kv), and boxes become what the
-// device is best at. The portable copier turns a box into rows, one stream copy
-// each; it works on every device and is the yardstick for all others.
+// (pages adjacent on both sides, package page), runs become boxes (slices × rows of
+// equal width, with the strides of both sides, package kv), and boxes become what the
+// device is best at. The portable copier turns a box into rows, each one op of a
+// stream's copy; it works on every device and is the yardstick for all others.
 //
 // Traps that every copier has to respect:
 //

@@ -81,15 +81,20 @@ func (c *Portable) CopyRows(s device.Stream, dst, src Rows) (Moved, error) {
 	}
 	w := c.scratch.Get().(*scratch)
 	defer c.scratch.Put(w)
-	w.ops = w.ops[:0]
-	for i := range int64(dst.N) {
-		w.ops = append(w.ops, device.Op{
-			Dst: dst.Mem, DstOff: dst.Off + i*dst.Pitch,
-			Src: src.Mem, SrcOff: src.Off + i*src.Pitch, Bytes: dst.Width,
-		})
+	var m Moved
+	for m.Rows < dst.N {
+		w.ops = w.ops[:0]
+		for i := int64(m.Rows); i < int64(min(dst.N, m.Rows+batchOps)); i++ {
+			w.ops = append(w.ops, device.Op{
+				Dst: dst.Mem, DstOff: dst.Off + i*dst.Pitch,
+				Src: src.Mem, SrcOff: src.Off + i*src.Pitch, Bytes: dst.Width,
+			})
+		}
+		if err := s.Copy(w.ops); err != nil {
+			return m, err
+		}
+		m.Rows += len(w.ops)
+		m.Bytes += int64(len(w.ops)) * dst.Width
 	}
-	if err := s.Copy(w.ops); err != nil {
-		return Moved{}, err
-	}
-	return Moved{Rows: dst.N, Bytes: int64(dst.N) * dst.Width}, nil
+	return m, nil
 }

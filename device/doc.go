@@ -23,7 +23,7 @@
 // The host device copies the rows of a large job several at a time, a step of
 // each in turn, by kernels in assembly: on memory that is in no cache, that is
 // about twice as fast as one row after the other, which waits for the first
-// lines of each. A backlog that turns the last-level cache over is written by
+// lines of each. A burst of jobs that turns the last-level cache over is written by
 // non-temporal stores as well. What this machine's kernels gain is measured once
 // a device, at its first large copy; what gains nothing is not used, and small
 // jobs are left to Go's copy. [Host.Kernels] tells. Jobs of 4 MiB and more are

@@ -15,6 +15,10 @@ const (
 	// one would make the garbage collector, and with it everybody, wait for it.
 	copySlice = 1 << 20
 
+	// burstGap is how long a queue must be empty for what comes next to be a new
+	// burst: long enough that a submitter that waits for each job does not make one.
+	burstGap = 2 * time.Millisecond
+
 	// keepOps is the largest backlog whose buffer is kept for the next one.
 	keepOps = 1 << 16
 )
@@ -315,14 +319,21 @@ func (s *hostStream) serve() {
 	}()
 	var cmds []command
 	var ops []Op
+	var burst int64 // bytes since the queue was last empty for a while: small jobs without end turn the cache over too
 	for {
 		s.mu.Lock()
-		for len(s.cmds) == 0 && !s.closed {
-			s.work.Wait()
+		if len(s.cmds) == 0 && !s.closed {
+			began := time.Now()
+			for len(s.cmds) == 0 && !s.closed {
+				s.work.Wait()
+			}
+			if time.Since(began) > burstGap {
+				burst = 0
+			}
 		}
 		cmds, s.cmds = s.cmds, cmds
 		ops, s.ops = s.ops, ops
-		backlog := s.backlog
+		burst += s.backlog
 		s.backlog = 0
 		s.mu.Unlock()
 		if len(cmds) == 0 {
@@ -330,7 +341,7 @@ func (s *hostStream) serve() {
 		}
 		rest := ops
 		for i := range cmds {
-			s.run(&cmds[i], rest[:cmds[i].ops], backlog)
+			s.run(&cmds[i], rest[:cmds[i].ops], burst)
 			rest = rest[cmds[i].ops:]
 		}
 		if cap(ops) > keepOps || cap(cmds) > keepOps {
@@ -345,7 +356,7 @@ func (s *hostStream) serve() {
 // run runs one command, in three steps: what may happen while the stream is
 // held, the gate, and the command itself. A failed stream still waits where it
 // was told to: whoever waits for it in turn counts on that.
-func (s *hostStream) run(c *command, ops []Op, backlog int64) {
+func (s *hostStream) run(c *command, ops []Op, burst int64) {
 	switch {
 	case c.kind == doWait:
 		_ = c.on.await(context.Background(), c.point) // never ends early
@@ -369,7 +380,7 @@ func (s *hostStream) run(c *command, ops []Op, backlog int64) {
 			failure = fault.Wrap(fault.Device, "stream "+s.name, s.armed)
 		}
 		if failure == nil {
-			s.copyAll(ops, c.bytes, backlog)
+			s.copyAll(ops, c.bytes, burst)
 		}
 		unuse(ops)
 	case doSignal:
@@ -386,13 +397,13 @@ func (s *hostStream) run(c *command, ops []Op, backlog int64) {
 	s.mu.Unlock()
 }
 
-func (s *hostStream) copyAll(ops []Op, bytes, backlog int64) {
+func (s *hostStream) copyAll(ops []Op, bytes, burst int64) {
 	var c choices
 	if bytes >= s.host.limits.smallJob {
 		c, _ = s.host.kernels()
 	}
 	began := time.Now()
-	s.crew.copy(ops, bytes, s.host.limits.kernel(c, bytes, backlog))
+	s.crew.copy(ops, bytes, s.host.limits.kernel(c, bytes, burst))
 	s.copied.Add(bytes)
 	s.busy.Add(time.Since(began).Nanoseconds())
 }

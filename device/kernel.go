@@ -69,14 +69,14 @@ func defaultLimits(cacheBytes int64) limits {
 	}
 }
 
-// kernel returns what to copy a job of bytes with, in a backlog of backlog bytes.
-// A copy touches its bytes twice, as source and as destination: a backlog of half
-// the last-level cache turns all of it over.
-func (l *limits) kernel(c choices, bytes, backlog int64) *kernel {
+// kernel returns what to copy a job of bytes with, in a burst of so many bytes so far.
+// A copy touches its bytes twice, as source and as destination: a burst of half the
+// last-level cache turns all of it over.
+func (l *limits) kernel(c choices, bytes, burst int64) *kernel {
 	switch {
 	case bytes < l.smallJob:
 		return nil
-	case backlog < l.cacheBytes/2:
+	case burst < l.cacheBytes/2:
 		return c.cached
 	default:
 		return c.streamed
@@ -199,7 +199,7 @@ type Kernels struct {
 	// than 256 bytes or of 1 MiB and more.
 	Cached, Streamed Choice
 
-	// CacheBytes is the size of the last-level cache: a backlog of copies of at
+	// CacheBytes is the size of the last-level cache: a burst of copies of at
 	// least half of it is streamed.
 	CacheBytes int64
 }

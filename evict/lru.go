@@ -6,8 +6,8 @@
 //
 // A page of a prefix is of use only together with all pages before it: what is
 // behind a missing page cannot be matched. So a page must go before the pages it
-// builds on. [LRU.InsertPath] makes a flat list do that. Each use of a prefix
-// names its whole path from the root, and its pages become the most recent with
+// builds on. A flat list does that when a path is inserted deepest page first. Each
+// use of a prefix inserts its whole path, and its pages become the most recent with
 // the root the most recent of all. Hence at any time a page is more recent than
 // every page behind it: whatever used the deeper page last also used this one, and
 // put it ahead. Taking victims from the old end therefore always takes a page all
@@ -64,14 +64,6 @@ func (l *LRU) Insert(slot int32) {
 	l.links[last].next = i
 	l.links[0].prev = i
 	l.n++
-}
-
-// InsertPath makes the slots of one prefix, given root first, the most recent:
-// the root most of all, the deepest least, so that the deepest goes first.
-func (l *LRU) InsertPath(slots []int32) {
-	for i := len(slots) - 1; i >= 0; i-- {
-		l.Insert(slots[i])
-	}
 }
 
 // Remove takes slot out of the list and reports whether it was there.

@@ -11,6 +11,14 @@ import (
 	"pgregory.net/rapid"
 )
 
+// insertPath makes the slots of one path, root first, the most recent: the root most
+// of all.
+func insertPath(l *LRU, path []int32) {
+	for _, slot := range slices.Backward(path) {
+		l.Insert(slot)
+	}
+}
+
 // contents returns the list, oldest first, read forwards and checked backwards.
 func contents(t tb, l *LRU) []int32 {
 	t.Helper()
@@ -90,7 +98,7 @@ func runLRU(t *testing.T, l *LRU, d *datadriven.TestData) string {
 		}
 	case "path":
 		for range times {
-			l.InsertPath(slots)
+			insertPath(l, slots)
 		}
 	case "remove":
 		var b strings.Builder
@@ -108,7 +116,7 @@ func runLRU(t *testing.T, l *LRU, d *datadriven.TestData) string {
 		// the next one comes.
 		for i := range int32(times) {
 			child := 'z' - 'a' + i%2
-			l.InsertPath(append(slices.Clone(slots), child))
+			insertPath(l, append(slices.Clone(slots), child))
 			if got := l.AppendOldest(nil, 1); !slices.Equal(got, []int32{child}) {
 				t.Fatalf("round %d evicted %v, want %d", i, got, child)
 			}
@@ -143,7 +151,7 @@ func TestLRU_AgreesWithASlice(t *testing.T) {
 			},
 			"path": func(t *rapid.T) {
 				path := rapid.SliceOfNDistinct(slot, 0, 6, rapid.ID).Draw(t, "path")
-				l.InsertPath(path)
+				insertPath(&l, path)
 				for _, s := range slices.Backward(path) {
 					insert(s)
 				}
@@ -257,7 +265,7 @@ func TestLRU_PathsEvictWhatATreeWouldEvict(t *testing.T) {
 				}
 				tr.used[p] = at
 			}
-			got := serve(&l, path, capacity, l.InsertPath)
+			got := serve(&l, path, capacity, func(path []int32) { insertPath(&l, path) })
 			var want []int32
 			for range got {
 				want = append(want, tr.evict())
@@ -291,7 +299,7 @@ func TestLRU_NoResidentPageLacksThePageBeforeIt(t *testing.T) {
 			if len(path) > capacity {
 				continue
 			}
-			serve(&l, path, capacity, l.InsertPath)
+			serve(&l, path, capacity, func(path []int32) { insertPath(&l, path) })
 			if n := orphans(&l, parent); n != 0 {
 				t.Fatalf("request %d %v left %d pages without the page before them: %v", at, path, n, contents(t, &l))
 			}
@@ -323,7 +331,7 @@ func TestLRU_DoesNotAllocateOnceGrown(t *testing.T) {
 	}
 	buf := make([]int32, 0, 64)
 	if n := testing.AllocsPerRun(20, func() {
-		l.InsertPath(path)
+		insertPath(&l, path)
 		buf = l.AppendOldest(buf[:0], 32)
 	}); n != 0 {
 		t.Errorf("%v allocations", n)
@@ -343,7 +351,7 @@ func BenchmarkLRU(b *testing.B) {
 			path[i] = next
 			next = (next + 7919) % slots
 		}
-		l.InsertPath(path)
+		insertPath(&l, path)
 		if l.Len() > slots/2 {
 			buf = l.AppendOldest(buf[:0], len(path))
 		}

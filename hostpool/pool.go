@@ -58,6 +58,8 @@ type Options struct {
 	// overwrite a page still being read, and the engine must not read a page still
 	// being loaded. When nil, the engine itself waits.
 	Compute device.Stream
+	// Checks says when the pages' bytes are checked. The zero value is always.
+	Checks Checks
 	// Copier moves the pages. Nil means the portable one.
 	Copier copier.Copier
 	// GrowBytes is how much memory is touched at a time in the background, at
@@ -78,6 +80,7 @@ type Pool struct {
 	reload  *kv.Route // host → device
 	device  device.Device
 	compute device.Stream // nil: the engine waits
+	checks  Checks
 	log     *slog.Logger
 	pages   int
 
@@ -135,6 +138,8 @@ func prepare(o Options) (*Pool, error) {
 		return nil, fault.New(fault.Invalid, "host pool", "needs a device cache and a host device")
 	case o.Pages < 1 || int64(o.Pages) > 1<<31-1:
 		return nil, fault.New(fault.Invalid, "host pool", "%d pages: the range is 1 to %d", o.Pages, 1<<31-1)
+	case o.Checks > ChecksOff:
+		return nil, fault.New(fault.Invalid, "host pool", "checks %d: there are %d choices", o.Checks, len(checkNames))
 	case o.GrowBytes < 0:
 		return nil, fault.New(fault.Invalid, "host pool", "growth of %d bytes at a time is negative", o.GrowBytes)
 	}
@@ -149,7 +154,7 @@ func prepare(o Options) (*Pool, error) {
 	p := &Pool{
 		mem: mem.Bytes(), memory: mem, copier: o.Copier, log: o.Logger, pages: o.Pages, grown: device.NewTicket(),
 		state: make([]state, o.Pages), last: make([]*device.Ticket, o.Pages),
-		suspended: map[Name]*suspended{}, fences: map[device.Stream]device.Event{}, device: o.Device, compute: o.Compute,
+		suspended: map[Name]*suspended{}, fences: map[device.Stream]device.Event{}, device: o.Device, compute: o.Compute, checks: o.Checks,
 	}
 	if err := p.assemble(g, o); err != nil {
 		return nil, errors.Join(err, mem.Free())
@@ -218,6 +223,9 @@ func (p *Pool) Cache() *kv.Cache { return p.cache }
 
 // Pages is how many pages the pool has when fully grown.
 func (p *Pool) Pages() int { return p.pages }
+
+// Checks says when the pages' bytes are checked.
+func (p *Pool) Checks() Checks { return p.checks }
 
 // PageBytes is the size of one page.
 func (p *Pool) PageBytes() int64 { return p.cache.Geometry().PageBytes() }
@@ -415,7 +423,7 @@ func (p *Pool) keep(ids []page.ID) error {
 		return err
 	}
 	for _, id := range ids {
-		p.state[id] = kept
+		p.state[id], p.last[id] = kept, nil
 	}
 	return nil
 }

@@ -55,7 +55,7 @@ func copyHeads(dst [][]byte, to rank, src [][]byte, from rank, run page.Run, t0,
 
 func TestNewHeadRoute_CopiesTheHeadsThatBothHold(t *testing.T) {
 	whole, parts, refused, cut := 0, 0, 0, 0
-	rapid.Check(t, func(t *rapid.T) {
+	check := func(t *rapid.T) {
 		c := drawConfig(t)
 		d := c
 		if c.Layout != MLA && rapid.Bool().Draw(t, "other heads") {
@@ -121,7 +121,10 @@ func TestNewHeadRoute_CopiesTheHeadsThatBothHold(t *testing.T) {
 		if part && !same {
 			cut++
 		}
-	})
+	}
+	for round := 0; round == 0 || round < 20 && whole*parts*refused*cut == 0; round++ { // rare cases too
+		rapid.Check(t, check)
+	}
 	if whole == 0 || parts == 0 || refused == 0 || cut == 0 {
 		t.Errorf("%d whole, %d in part, %d refused, %d cut to tokens: a case was never met", whole, parts, refused, cut)
 	}

@@ -31,7 +31,7 @@ func (s *Store) Check() error {
 			continue
 		}
 		indexed++
-		if got := s.index.lookup(&s.index.keys[r]); got != r {
+		if got := s.index.lookup(&s.index.keys[r], s.index.hash(&s.index.keys[r])); got != r {
 			return fmt.Errorf("store: entry %d is found as %d under its key", r, got)
 		}
 		if e.state == reserved {

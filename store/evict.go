@@ -91,7 +91,8 @@ func (s *Store) chooseVictims(n int) (v victims, err error) {
 	}
 	// Pages that must stay go behind the others, which are tried then.
 	for tried, all := 0, s.device.Len(); v.n == 0 && tried < all; tried += n {
-		v = s.demote(s.device.AppendOldest(nil, n))
+		s.chosen = s.device.AppendOldest(s.chosen[:0], n)
+		v = s.demote(s.chosen)
 	}
 	if v.n == 0 && s.latest != nil {
 		if done, _ := s.latest.done.Poll(); !done {
@@ -144,34 +145,44 @@ func (s *Store) demote(oldest []int32) (v victims) {
 }
 
 // claim claims n host pages, evicting from the host as need be; fewer when the
-// host can't give more.
+// host can't give more. The answer is good until the next call.
 func (s *Store) claim(n int) []page.ID {
 	if s.pool == nil || n == 0 {
 		return nil
 	}
-	ids, err := s.pool.Claim(nil, n)
+	free := s.pool.NumFree()
+	if n > free {
+		s.evictHost(n - free)
+	}
+	var err error
+	if s.hosts, err = s.pool.Claim(s.hosts[:0], n); err == nil {
+		return s.hosts
+	}
+	// Fewer could be evicted, or somebody else who uses the pool was faster.
 	var full *page.FullError
 	if errors.As(err, &full) {
-		s.evictHost(full.Shortfall())
-		ids, err = s.pool.Claim(nil, n)
-		if errors.As(err, &full) {
-			ids, err = s.pool.Claim(nil, min(n, full.Free))
-		}
+		s.hosts, err = s.pool.Claim(s.hosts[:0], min(n, full.Free))
 	}
 	s.must(err)
-	return ids
+	return s.hosts
 }
 
 // evictHost gives up the n oldest host pages. An entry that is on the device too
 // only loses its copy.
 func (s *Store) evictHost(n int) {
-	for _, v := range s.host.AppendOldest(nil, n) {
+	before := len(s.chosen) // the caller's victims are in front
+	s.chosen = s.host.AppendOldest(s.chosen, n)
+	s.ids = s.ids[:0]
+	for _, v := range s.chosen[before:] {
 		r, e := Ref(v), &s.entries[v]
 		s.stats.EvictedHost++
-		if e.part.device != page.None {
-			s.releaseHost(e)
-			continue
+		s.ids = append(s.ids, e.part.host)
+		e.part.host = page.None
+		e.epoch++ // who is summing the page must not judge it
+		if e.part.device == page.None {
+			s.drop(r, e, fault.Evicted)
 		}
-		s.drop(r, e, fault.Evicted)
 	}
+	s.chosen = s.chosen[:before]
+	s.must(s.pool.Release(s.ids...))
 }

@@ -148,7 +148,7 @@ func (r *rig) flip(path string) {
 func (r *rig) flipIn(c *kv.Cache, path string, of func(*part) page.ID) {
 	r.Helper()
 	k := r.key(path)
-	e := &r.store.entries[r.store.index.lookup(&k)]
+	e := &r.store.entries[r.store.index.lookup(&k, r.store.index.hash(&k))]
 	b, err := c.Page(of(&e.part))
 	noError(r, err)
 	b[len(b)/3] ^= 0x10

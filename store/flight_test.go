@@ -320,7 +320,7 @@ func (r *rig) orphan() string {
 			continue
 		}
 		parent := r.key(path[:len(path)-1])
-		if p := s.index.lookup(&parent); p == NoRef || s.entries[p].state != kept {
+		if p := s.index.lookup(&parent, s.index.hash(&parent)); p == NoRef || s.entries[p].state != kept {
 			return path
 		}
 	}

@@ -9,10 +9,12 @@ import (
 )
 
 // index maps keys to entries: open addressing with linear probing, made once
-// for the most entries there can be, at most half full. A cell holds 32 bits of
-// the key's hash beside the ref, so that a probe seldom touches another entry's
-// key; the keys themselves stay in the entries. Keys may be chosen by somebody
-// else, so the hash is seeded.
+// for the most entries there can be, at most half full. A cell holds the upper 32
+// bits of the key's hash beside the ref: they say where the cell's home is, so that
+// cells move without a look at their keys, and tell keys apart well enough that a
+// probe seldom touches another entry's key. Keys may be chosen by somebody else, so
+// the hash is seeded. A caller that asks twice hashes once: the history of evictions
+// (ghosts.go) goes by the same hash.
 type index struct {
 	cells []cell
 	keys  []page.Key // by ref
@@ -22,8 +24,8 @@ type index struct {
 }
 
 type cell struct {
-	tag uint32
-	ref Ref // NoRef: empty
+	tag uint32 // the upper half of the hash
+	ref Ref    // NoRef: empty
 }
 
 func newIndex(most int) *index {
@@ -51,39 +53,42 @@ func hash(k *page.Key, seed [2]uint64) uint64 {
 	return h
 }
 
+func (x *index) hash(key *page.Key) uint64 { return hash(key, x.seed) }
+
+// home is where the search for a tag begins.
+func (x *index) home(tag uint32) int { return int(tag >> (x.shift - 32)) }
+
 // find returns the cell of key, or the empty cell where it would go.
 func (x *index) find(key *page.Key, h uint64) int {
-	mask := len(x.cells) - 1
-	for i := int(h >> x.shift); ; i = (i + 1) & mask {
+	mask, tag := len(x.cells)-1, uint32(h>>32)
+	for i := x.home(tag); ; i = (i + 1) & mask {
 		c := x.cells[i]
-		if c.ref == NoRef || (c.tag == uint32(h) && x.keys[c.ref] == *key) {
+		if c.ref == NoRef || (c.tag == tag && x.keys[c.ref] == *key) {
 			return i
 		}
 	}
 }
 
-func (x *index) lookup(key *page.Key) Ref { return x.cells[x.find(key, hash(key, x.seed))].ref }
+func (x *index) lookup(key *page.Key, h uint64) Ref { return x.cells[x.find(key, h)].ref }
 
 // insert maps a key that is not there to ref.
-func (x *index) insert(key page.Key, ref Ref) {
-	h := hash(&key, x.seed)
-	x.cells[x.find(&key, h)] = cell{tag: uint32(h), ref: ref}
-	x.keys[ref] = key
+func (x *index) insert(key *page.Key, h uint64, ref Ref) {
+	x.cells[x.find(key, h)] = cell{tag: uint32(h >> 32), ref: ref}
+	x.keys[ref] = *key
 	x.n++
 }
 
 // remove takes a key out, if it is there, and closes the gap it leaves.
-func (x *index) remove(key page.Key) {
+func (x *index) remove(key *page.Key, h uint64) {
 	mask := len(x.cells) - 1
-	gap := x.find(&key, hash(&key, x.seed))
+	gap := x.find(key, h)
 	if x.cells[gap].ref == NoRef {
 		return
 	}
 	x.n--
 	for i := (gap + 1) & mask; x.cells[i].ref != NoRef; i = (i + 1) & mask {
-		home := int(hash(&x.keys[x.cells[i].ref], x.seed) >> x.shift)
 		// Move the cell back unless its home lies between the gap and itself.
-		if (i-home)&mask >= (i-gap)&mask {
+		if (i-x.home(x.cells[i].tag))&mask >= (i-gap)&mask {
 			x.cells[gap] = x.cells[i]
 			gap = i
 		}

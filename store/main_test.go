@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
@@ -54,6 +55,8 @@ func ended() context.Context {
 
 // setup says what a rig is made of.
 type setup struct {
+	checks            hostpool.Checks
+	scrubAfter        time.Duration
 	device, host      int  // pages; no pool without host pages
 	bytes             bool // pages have bytes
 	inclusive         bool
@@ -100,7 +103,7 @@ func newRig(t testing.TB, o setup) *rig {
 	noError(t, err)
 	r.copies, r.compute = r.stream("copies"), r.stream("compute")
 	if o.host > 0 {
-		pool := hostpool.Options{Cache: r.cache, Pages: o.host, Host: r.dev, Copier: o.copier}
+		pool := hostpool.Options{Cache: r.cache, Pages: o.host, Host: r.dev, Copier: o.copier, Checks: o.checks}
 		if o.compute {
 			pool.Compute = r.compute
 		}
@@ -115,7 +118,7 @@ func newRig(t testing.TB, o setup) *rig {
 	}
 	options := Options{
 		Cache: r.cache, Arena: r.arena, Pool: r.pool, Copies: r.copies, Inclusive: o.inclusive, WriteThrough: o.through,
-		History: o.history, JobPages: o.jobPages, Logger: slog.New(slog.NewTextHandler(&r.complain, nil)),
+		History: o.history, ScrubAfter: o.scrubAfter, JobPages: o.jobPages, Logger: slog.New(slog.NewTextHandler(&r.complain, nil)),
 	}
 	r.store, err = Open(options)
 	noError(t, err)

@@ -49,11 +49,13 @@ func (s *Store) Why(answers []Answer, keys []page.Key, limit int) []Answer {
 
 func (s *Store) walk(keys []page.Key, limit int, refs []Ref, answers []Answer, pin bool) ([]Ref, []Answer) {
 	prefix := true
+	answers = slices.Grow(answers, len(keys))
 	for i := range keys {
-		r := s.index.lookup(&keys[i])
+		h := s.index.hash(&keys[i])
+		r := s.index.lookup(&keys[i], h)
 		switch {
 		case r == NoRef:
-			answers = append(answers, Answer{Reason: s.ghosts.why(&keys[i])})
+			answers = append(answers, Answer{Reason: s.ghosts.why(h)})
 			prefix = false
 		case s.entries[r].state == reserved:
 			answers = append(answers, Answer{Reason: fault.Pending})
@@ -151,7 +153,7 @@ func (s *Store) unpin(refs []Ref) {
 // moves is the recent history of an entry, for people: a small ring.
 type moves struct {
 	n   uint32 // moves ever
-	log [6]move
+	log [5]move
 }
 
 type move struct {
@@ -185,6 +187,9 @@ func (s *Store) History(r Ref) string {
 }
 
 func (s *Store) history(r Ref) string {
+	if uint(r) >= uint(len(s.moves)) {
+		return "no entry"
+	}
 	m := &s.moves[r]
 	size := uint32(len(m.log))
 	first := uint32(0)

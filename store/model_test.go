@@ -313,7 +313,7 @@ func (m *model) reserve(e *engine) error {
 		e.mine = append(e.mine, false)
 		m.store.mu.Lock()
 		mine := r != NoRef && m.store.entries[r].state == reserved
-		why := m.store.ghosts.why(&keys[n]) // what Why would have said
+		why := m.store.ghosts.why(m.store.index.hash(&keys[n])) // what Why would have said
 		m.store.mu.Unlock()
 		switch {
 		case r == NoRef:
@@ -480,7 +480,7 @@ func (m *model) damage() {
 	m.rng.Shuffle(len(paths), func(i, j int) { paths[i], paths[j] = paths[j], paths[i] })
 	for _, path := range paths {
 		k := m.rig.key(path)
-		r := s.index.lookup(&k)
+		r := s.index.lookup(&k, s.index.hash(&k))
 		if r == NoRef || s.entries[r].state != kept {
 			continue
 		}

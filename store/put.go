@@ -2,6 +2,7 @@ package store
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/kvferry/kvferry/fault"
 	"github.com/kvferry/kvferry/page"
@@ -24,11 +25,13 @@ func (s *Store) Reserve(refs []Ref, keys []page.Key) ([]Ref, error) {
 		return refs, errClosed()
 	}
 	before := len(refs)
+	refs = slices.Grow(refs, len(keys))
 	for i := range keys {
-		r := s.index.lookup(&keys[i])
+		h := s.index.hash(&keys[i])
+		r := s.index.lookup(&keys[i], h)
 		switch {
 		case r == NoRef:
-			if r, _ = s.take(keys[i]); r == NoRef {
+			if r = s.take(&keys[i], h); r == NoRef {
 				s.abandon(refs[before:])
 				return refs[:before], fault.New(fault.Full, "store", "all %d entries are taken", cap(s.entries)).
 					Hint("commit or abandon what is reserved")
@@ -58,18 +61,8 @@ func (s *Store) Commit(refs []Ref, pages []page.ID) error {
 	if s.closed {
 		return errClosed()
 	}
-	for i, r := range refs {
-		if r == NoRef || s.entries[r].state != reserved {
-			continue
-		}
-		if err := s.keep(r, pages[i]); err != nil {
-			for _, q := range refs[:i] {
-				if q != NoRef && s.entries[q].state == reserved {
-					s.releaseDevice(&s.entries[q])
-				}
-			}
-			return fmt.Errorf("store: commit: %w", err)
-		}
+	if err := s.keepAll(refs, pages); err != nil {
+		return fmt.Errorf("store: commit: %w", err)
 	}
 	for i, r := range refs {
 		if r == NoRef {
@@ -81,11 +74,52 @@ func (s *Store) Commit(refs []Ref, pages []page.ID) error {
 			continue
 		}
 		e.state, e.pins = kept, 1
-		s.ghosts.forget(&s.index.keys[r])
+		s.ghosts.forget(s.index.hash(&s.index.keys[r]))
 		s.note(r, stored, pages[i])
 		s.stats.Committed++
 	}
 	return nil
+}
+
+// keepAll makes pages those of the reserved refs among refs, or changes nothing but
+// seals.
+func (s *Store) keepAll(refs []Ref, pages []page.ID) error {
+	s.ids = s.ids[:0]
+	var err error
+	for i, r := range refs {
+		if r == NoRef || s.entries[r].state != reserved {
+			continue
+		}
+		if err = s.checkKept(pages[i]); err != nil {
+			break
+		}
+		if uint(pages[i]) < uint(len(s.at)) { // else the arena refuses it
+			s.at[pages[i]] = r
+		}
+		s.entries[r].part.device = pages[i]
+		s.ids = append(s.ids, pages[i])
+	}
+	if err == nil {
+		err = s.arena.Seal(s.ids)
+	}
+	if err == nil {
+		err = s.arena.Retain(s.ids)
+	}
+	if err == nil {
+		return nil
+	}
+	for _, r := range refs {
+		if r == NoRef || s.entries[r].state != reserved {
+			continue
+		}
+		if p := &s.entries[r].part; p.device != page.None {
+			if uint(p.device) < uint(len(s.at)) {
+				s.at[p.device] = NoRef
+			}
+			p.device = page.None
+		}
+	}
+	return err
 }
 
 // Abandon gives back refs of Reserve: reserved keys are free again, pins are
@@ -99,7 +133,7 @@ func (s *Store) Abandon(refs []Ref) {
 func (s *Store) abandon(refs []Ref) {
 	for _, r := range refs {
 		if r != NoRef && s.entries[r].state == reserved {
-			s.index.remove(s.index.keys[r])
+			s.index.remove(&s.index.keys[r], s.index.hash(&s.index.keys[r]))
 			s.forget(r, &s.entries[r])
 		}
 	}

@@ -323,9 +323,9 @@ func TestHistory_TellsTheLastMoves(t *testing.T) {
 	}
 	m := r.match("a")
 	got := r.store.History(m.Refs[0])
-	want := "3 earlier moves; promoted to device page 0 after look-up 3; demoted to host page 0 after look-up 3; " +
+	want := "4 earlier moves; promoted to device page 0 after look-up 3; demoted to host page 0 after look-up 3; " +
 		"promoted to device page 0 after look-up 4; demoted to host page 0 after look-up 4; promoted to device page 0 after look-up 5"
-	if !strings.HasSuffix(got, strings.TrimPrefix(want, "3 earlier moves; ")) || !strings.HasPrefix(got, "3 earlier moves; ") {
+	if !strings.HasSuffix(got, strings.TrimPrefix(want, "4 earlier moves; ")) || !strings.HasPrefix(got, "4 earlier moves; ") {
 		t.Errorf("history %q, want %q", got, want)
 	}
 	r.store.Unpin(m.Refs)
@@ -338,8 +338,8 @@ func TestCheck_SeesBooksThatAreWrong(t *testing.T) {
 		damage func(s *Store)
 		word   string
 	}{
-		{"a key lost from the index", func(s *Store) { s.index.remove(s.index.keys[0]) }, "is found as"},
-		{"a key too many", func(s *Store) { s.index.insert(testKey(1), 5) }, "keys"},
+		{"a key lost from the index", func(s *Store) { s.index.remove(&s.index.keys[0], s.index.hash(&s.index.keys[0])) }, "is found as"},
+		{"a key too many", func(s *Store) { k := testKey(1); s.index.insert(&k, s.index.hash(&k), 5) }, "keys"},
 		{"an entry lost from its list", func(s *Store) { s.device.Remove(0) }, "device list"},
 		{"an entry listed that is gone", func(s *Store) { s.device.Insert(7) }, "lists of"},
 		{"an entry listed and pinned", func(s *Store) { s.entries[0].pins++ }, "device list"},

@@ -60,11 +60,13 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/kvferry/kvferry/device"
 	"github.com/kvferry/kvferry/evict"
@@ -93,8 +95,11 @@ type Options struct {
 	// when it leaves the device. It implies Inclusive.
 	WriteThrough bool
 	// History is how many evicted keys are remembered, to answer "evicted"
-	// rather than "never stored". 0 means 262,144 (4 MiB).
+	// rather than "never stored". 0 means 262,144 (6 MiB).
 	History int
+	// ScrubAfter is how long no look-up must have come before the scrubber looks at
+	// cold host pages. 0 means a second, negative never.
+	ScrubAfter time.Duration
 	// JobPages is how many pages one copy job moves. 0 means 16.
 	JobPages int
 	// Logger gets what no error can carry. Nil is silent.
@@ -161,6 +166,9 @@ type Store struct {
 	readers sync.WaitGroup // calls that sum host pages; none begins once closed
 	settled chan struct{}  // closed when there are no more jobs and readers
 
+	closing  chan struct{} // closed when the store is
+	scrubbed chan struct{} // closed when the scrubber has ended
+
 	mu       sync.Mutex
 	entries  []entry   // slab; guarded by mu
 	unused   []Ref     // entries that are absent; guarded by mu
@@ -173,6 +181,9 @@ type Store struct {
 	moves    []moves   // by entry; guarded by mu
 	lookups  uint64    // guarded by mu
 	stats    Stats     // guarded by mu
+	ids      []page.ID // scratch; guarded by mu
+	hosts    []page.ID // scratch; guarded by mu
+	chosen   []int32   // scratch; guarded by mu
 	closed   bool      // guarded by mu: no more jobs
 	released bool      // guarded by mu: every page was given back
 }
@@ -189,6 +200,7 @@ type Stats struct {
 	DroppedCold  int64 // gone from the device because the host had no room
 	Corrupted    int64 // gone because their bytes failed a check
 	CopyFailed   int64 // gone, or not promoted, because a copy failed
+	Scrubbed     int64 // cold host pages looked at by the scrubber
 	Summed       int64 // checksums computed
 	SummedBytes  int64
 	SumNanos     int64 // time spent computing them
@@ -227,6 +239,10 @@ func Open(o Options) (*Store, error) {
 	if o.Pool != nil {
 		most += o.Pool.Pages()
 	}
+	if most > 1<<31-1 {
+		return nil, fault.New(fault.Invalid, "store", "room for %d entries (two for each device page, one for each host page): at most %d", most, 1<<31-1).
+			Hint("use fewer pages, or larger ones")
+	}
 	s := &Store{
 		o: o, arena: o.Arena, pool: o.Pool, bytes: o.Cache.Geometry().PageBytes(), log: o.Logger,
 		// Every job holds a device page of its own, so putting one in never blocks.
@@ -237,7 +253,13 @@ func Open(o Options) (*Store, error) {
 	}
 	s.device.Grow(most)
 	s.host.Grow(most)
+	s.closing, s.scrubbed = make(chan struct{}), make(chan struct{})
 	go s.settle()
+	if o.ScrubAfter < 0 || s.bytes == 0 || s.pool == nil || s.pool.Checks() == hostpool.ChecksOff {
+		close(s.scrubbed)
+	} else {
+		go s.scrubber(cmp.Or(o.ScrubAfter, scrubIdle))
+	}
 	return s, nil
 }
 
@@ -250,14 +272,17 @@ func (s *Store) Close(ctx context.Context) error {
 	s.mu.Lock()
 	if !s.closed {
 		s.closed = true
+		close(s.closing)
 		close(s.jobs)
 	}
 	s.mu.Unlock()
 	s.enqueue.Unlock()
-	select {
-	case <-s.settled:
-	case <-ctx.Done():
-		return ctx.Err()
+	for _, ended := range []<-chan struct{}{s.settled, s.scrubbed} {
+		select {
+		case <-ended:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -296,9 +321,9 @@ func (s *Store) Stats() Stats {
 	return st
 }
 
-// take makes an absent entry hold key, reserved. nil when there is none left.
-func (s *Store) take(key page.Key) (Ref, *entry) {
-	var r Ref
+// take makes an absent entry hold the key with hash h, reserved. NoRef when there is
+// none left.
+func (s *Store) take(key *page.Key, h uint64) (r Ref) {
 	switch n := len(s.unused); {
 	case n > 0:
 		r = s.unused[n-1]
@@ -307,13 +332,13 @@ func (s *Store) take(key page.Key) (Ref, *entry) {
 		r = Ref(len(s.entries))
 		s.entries, s.moves = append(s.entries, entry{}), append(s.moves, moves{})
 	default:
-		return NoRef, nil
+		return NoRef
 	}
 	e := &s.entries[r]
 	*e = entry{state: reserved, epoch: e.epoch + 1, part: part{device: page.None, host: page.None}}
-	s.moves[r] = moves{}
-	s.index.insert(key, r)
-	return r, e
+	s.moves[r].n = 0
+	s.index.insert(key, h, r)
+	return r
 }
 
 // list enters an idle, unpinned entry into the lists of its tiers, as newest.
@@ -340,9 +365,10 @@ func (s *Store) unlist(r Ref) {
 // how many device pages that left without an owner: 0 or 1.
 func (s *Store) drop(r Ref, e *entry, why fault.Reason) (freed int) {
 	s.unlist(r)
-	key := s.index.keys[r]
-	s.index.remove(key)
-	s.ghosts.remember(key, why)
+	key := &s.index.keys[r]
+	h := s.index.hash(key)
+	s.index.remove(key, h)
+	s.ghosts.remember(h, why)
 	freed = s.releaseDevice(e)
 	s.releaseHost(e)
 	e.state = dropped
@@ -360,8 +386,8 @@ func (s *Store) forget(r Ref, e *entry) {
 
 // keep makes id the device page of r: sealed, and owned by the store too.
 func (s *Store) keep(r Ref, id page.ID) error {
-	if uint(id) < uint(len(s.at)) && s.at[id] != NoRef {
-		return fault.New(fault.Invalid, fmt.Sprintf("page %d", id), "is kept under another key, %v", s.index.keys[s.at[id]])
+	if err := s.checkKept(id); err != nil {
+		return err
 	}
 	ids := [1]page.ID{id}
 	if err := s.arena.Seal(ids[:]); err != nil {
@@ -371,6 +397,14 @@ func (s *Store) keep(r Ref, id page.ID) error {
 		return err
 	}
 	s.at[id], s.entries[r].part.device = r, id
+	return nil
+}
+
+// checkKept refuses a device page that an entry has already.
+func (s *Store) checkKept(id page.ID) error {
+	if uint(id) < uint(len(s.at)) && s.at[id] != NoRef {
+		return fault.New(fault.Invalid, fmt.Sprintf("page %d", id), "is kept under another key, %v", s.index.keys[s.at[id]])
+	}
 	return nil
 }
 

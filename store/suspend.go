@@ -63,13 +63,13 @@ func (s *Store) demoteSome(refs []Ref) (v victims, err error) {
 		s.mu.Unlock()
 		return v, errClosed()
 	}
-	var deepestFirst []int32
-	for _, r := range slices.Backward(refs) {
+	s.chosen = s.chosen[:0]
+	for _, r := range slices.Backward(refs) { // deepest first
 		if r != NoRef && s.device.Remove(int32(r)) {
-			deepestFirst = append(deepestFirst, int32(r))
+			s.chosen = append(s.chosen, int32(r))
 		}
 	}
-	v = s.demote(deepestFirst)
+	v = s.demote(s.chosen)
 	s.mu.Unlock()
 	for _, j := range v.jobs {
 		s.run(j)
@@ -86,6 +86,7 @@ func (s *Store) EvictHost(n int) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	before := s.pool.NumFree()
+	s.chosen = s.chosen[:0]
 	s.evictHost(n)
 	return s.pool.NumFree() - before
 }

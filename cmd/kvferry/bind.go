@@ -70,7 +70,7 @@ func bind(cmd *cobra.Command, environ []string) error {
 // optionsOf returns the names of the flags of all verbs.
 func optionsOf(root *cobra.Command) []string {
 	var names []string
-	for _, cmd := range append(root.Commands(), root) {
+	for _, cmd := range commandsOf(root) {
 		for _, flags := range []*pflag.FlagSet{cmd.LocalFlags(), cmd.PersistentFlags()} {
 			flags.VisitAll(func(f *pflag.Flag) {
 				if f.Name != "help" {
@@ -81,6 +81,18 @@ func optionsOf(root *cobra.Command) []string {
 	}
 	slices.Sort(names)
 	return slices.Compact(names)
+}
+
+// commandsOf returns cmd and everything below it that is not hidden, as what cobra
+// adds for shells is.
+func commandsOf(cmd *cobra.Command) []*cobra.Command {
+	all := []*cobra.Command{cmd}
+	for _, c := range cmd.Commands() {
+		if !c.Hidden {
+			all = append(all, commandsOf(c)...)
+		}
+	}
+	return all
 }
 
 // setFrom sets a flag from the environment, unless it was given before.

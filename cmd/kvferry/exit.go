@@ -56,6 +56,9 @@ func newExitTopic() *cobra.Command {
   3    not enough memory
   4    a device or its driver failed
   5    anything else: the answer could not be written, or a bug in kvferry
-  130  interrupted`,
+  130  interrupted
+
+A program made with Go that crashes ends with 2 as well; it then prints "panic" or "fatal error" rather than
+"kvferry: error", and is a bug in kvferry.`,
 	}
 }

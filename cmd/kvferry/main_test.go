@@ -90,7 +90,7 @@ func TestHelp_EveryVerbHasAnExampleThatItsFlagsAllow(t *testing.T) {
 		return root
 	}
 	root := withHelp()
-	for _, cmd := range append(root.Commands(), root) {
+	for _, cmd := range commandsOf(root) {
 		if !cmd.Runnable() {
 			continue // a help topic
 		}
@@ -123,7 +123,8 @@ func TestBind_EveryOptionHasOneNameEverywhere(t *testing.T) {
 		}
 	}
 	known := strings.Join(optionsOf(newRoot()), " ")
-	const want = "bookkeeping compare config device-pages dtype head-dim host-pages json kv-heads latent-dim layers layout model page-size requests seed sweep tiers trace verify"
+	const want = "allocations arrangement bookkeeping checks clock compare config device-pages dtype head-dim host-pages json kv-heads latent-dim layers layout model " +
+		"page-size requests row-bytes runs seed size sweep threads tiers trace verify"
 	if known != want {
 		t.Errorf("options are\n%s, want\n%s", known, want)
 	}

@@ -50,12 +50,13 @@ The geometry is that of --model, or of the flags --layers to --layout.`,
 	f := cmd.Flags()
 	f.SortFlags = false
 	f.StringVar(&o.Trace, "trace", "", "replay this `file` instead of the built-in chat load")
-	f.Var(&number{value: &o.Requests, least: 0}, "requests", "replay the first `n` requests (default all of a trace, 12,000 of the built-in load)")
-	f.Var(&number{value: &o.DevicePages, least: 1}, "device-pages", "`pages` on the device (default 2048, fewer if there is less memory)")
+	f.Var(&number{value: &o.Requests, least: 0}, "requests", "replay the first `n` requests (0, the default: all of a trace, 12,000 of the built-in load)")
+	f.Var(&number{value: &o.DevicePages, least: 1}, "device-pages", "`pages` on the device (default 2048; as many as the largest request needs, or fewer if there is less memory)")
 	f.Var(&number{value: &o.HostPages, least: 0}, "host-pages", "`pages` in host memory, 0 for none (default 8192, fewer if there is less memory)")
 	f.Var(&number{value: &o.PageSize, least: 1}, "page-size", "`tokens` of a page: a divisor or a multiple of 512 (default 512)")
 	f.StringVar(&o.Tiers, "tiers", o.Tiers, "`choice` of exclusive (a page is on the device or on the host), inclusive (the host keeps what it gave) or write-through (every page that is put is copied to the host at once)")
 	f.StringVar(&o.Verify, "verify", "", "`choice` of how much of a hit page is compared: full, sample or off (default full)")
+	f.StringVar(&o.Checks, "checks", o.Checks, "`choice` of when the store checks host pages: always, arrival (not before they leave) or off")
 	f.BoolVar(&o.Bookkeeping, "bookkeeping", false, "pages have no bytes: only matching, placing and evicting")
 	f.BoolVar(&o.Compare, "compare", false, "show what least recently used and the optimum hit with as many pages")
 	f.BoolVar(&o.Sweep, "sweep", false, "do not replay: show what they hit with pools of other sizes")
@@ -64,7 +65,7 @@ The geometry is that of --model, or of the flags --layers to --layout.`,
 	f.Var(&number{value: &o.KVHeads, least: 1}, "kv-heads", "KV `heads` of a layer (default 2)")
 	f.Var(&number{value: &o.HeadDim, least: 1}, "head-dim", "`elements` of one head's K or V of a token (default 8)")
 	f.Var(&number{value: &o.LatentDim, least: 1}, "latent-dim", "`elements` of a token's latent, for MLA instead of heads")
-	f.StringVar(&o.DType, "dtype", "", "`type` of an element: fp8, int8, bf16, fp16 or fp32 (default bf16)")
+	f.StringVar(&o.DType, "dtype", "", "`type` of an element: fp8, int8, int4, fp4, bf16, fp16 or fp32 (default bf16)")
 	f.StringVar(&o.Layout, "layout", "", "`order` of the axes in a page: NHD, HND or MLA (default NHD)")
 	f.Uint64Var(&o.Seed, "seed", o.Seed, "`seed` of the built-in load and of --verify sample")
 	f.BoolVar(&asJSON, "json", false, "write the answer as JSON")
@@ -72,7 +73,7 @@ The geometry is that of --model, or of the flags --layers to --layout.`,
 }
 
 // runReplay replays and writes the answer. With --json an error is part of the
-// answer too, once the replay has begun.
+// answer too, once the replay has begun; who interrupts it wants none.
 func runReplay(cmd *cobra.Command, o replay.Options, asJSON bool) error {
 	if o.Sweep {
 		return runSweep(cmd, o, asJSON)

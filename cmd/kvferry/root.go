@@ -52,6 +52,7 @@ key host-pages of the TOML file that --config names are the same. A flag goes be
 the environment before the file, the file before the default. An empty variable counts as not set.`,
 		Example: `  kvferry replay                            replay a built-in chat load, every byte checked
   kvferry replay --trace chat.jsonl --json  replay a trace, answer for machines
+  kvferry bench copy                        measure copies beside what memory allows
   kvferry help exit                         what the exit status says`,
 		Args: cobra.ArbitraryArgs, // so that an unknown verb reaches RunE
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -72,7 +73,7 @@ the environment before the file, the file before the default. An empty variable 
 		return fault.Wrap(fault.Invalid, "", err).Hint("%s --help lists the flags", cmd.CommandPath())
 	})
 	root.SetHelpCommand(newHelp())
-	root.AddCommand(newReplay(), newVersion(), newExitTopic())
+	root.AddCommand(newReplay(), newBench(), newVersion(), newExitTopic())
 	return root
 }
 

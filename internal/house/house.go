@@ -21,7 +21,7 @@
 //
 // # Documents
 //
-// Names of Go code in documents are checked by [CheckDoc], so that a document
+// Names of Go code in documents are checked by [Names.CheckDoc], so that a document
 // cannot name what was renamed.
 //
 // Trap: test files obey the same rules, but may also import the suites of their

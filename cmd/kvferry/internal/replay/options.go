@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/hostpool"
 	"github.com/kvferry/kvferry/kv"
 )
 
@@ -59,6 +60,7 @@ type Options struct {
 	Layout    string // a name that kv.ParseLayout knows
 
 	Tiers       string
+	Checks      string // a name that hostpool.ParseChecks knows
 	Verify      string // "" = VerifyFull, or VerifyOff with Bookkeeping
 	Bookkeeping bool   // pages have no bytes: a geometry of zero layers
 
@@ -74,6 +76,7 @@ func DefaultOptions() Options {
 		HostPages:   Auto,
 		PageSize:    IDTokens,
 		Tiers:       Exclusive,
+		Checks:      hostpool.ChecksAlways.String(),
 	}
 }
 
@@ -103,6 +106,9 @@ func (o Options) Resolve() (Options, error) {
 		if err := o.checkSweep(); err != nil {
 			return o, err
 		}
+	}
+	if _, err := hostpool.ParseChecks(o.Checks); err != nil {
+		return o, fault.Wrap(fault.Invalid, "--checks", err).Hint("%s", fault.RemedyOf(err))
 	}
 	if o.Verify == "" {
 		o.Verify = VerifyFull
@@ -216,17 +222,18 @@ func (o Options) withGeometry() (Options, error) {
 		flag  string
 		value *int
 		base  int  // what the model or the default says
+		most  int  // what a geometry can have
 		used  bool // whether this layout has it
 	}{
-		{"--layers", &o.Layers, base.layers, true},
-		{"--kv-heads", &o.KVHeads, base.kvHeads, layout != kv.MLA},
-		{"--head-dim", &o.HeadDim, base.dim, layout != kv.MLA},
-		{"--latent-dim", &o.LatentDim, base.latent, layout == kv.MLA},
+		{"--layers", &o.Layers, base.layers, kv.MaxLayers, true},
+		{"--kv-heads", &o.KVHeads, base.kvHeads, kv.MaxHeads, layout != kv.MLA},
+		{"--head-dim", &o.HeadDim, base.dim, kv.MaxDim, layout != kv.MLA},
+		{"--latent-dim", &o.LatentDim, base.latent, kv.MaxDim, layout == kv.MLA},
 	} {
 		given := *f.value
 		switch {
-		case given < 0 || given > math.MaxInt32:
-			return o, fault.New(fault.Invalid, f.flag, "%d is not in 1…%d", given, math.MaxInt32)
+		case given < 0 || given > f.most:
+			return o, fault.New(fault.Invalid, f.flag, "%d is not in 1…%d", given, f.most)
 		case given != 0 && !f.used:
 			return o, fault.New(fault.Invalid, f.flag, "layout %s has none, yet %d was given", layout, given).
 				Hint("MLA goes with --latent-dim, NHD and HND with --kv-heads and --head-dim")

@@ -98,7 +98,7 @@ func TestResolve_RefusesWhatCannotBeAndSaysTheRemedy(t *testing.T) {
 		{func(o *Options) { o.Model, o.LatentDim = "llama-3-8b", 64 }, "--latent-dim: layout NHD has none, yet 64 was given", "MLA goes with --latent-dim, NHD and HND with --kv-heads and --head-dim"},
 		{func(o *Options) { o.KVHeads, o.LatentDim = 2, 64 }, "--kv-heads: layout MLA has none, yet 2 was given", "MLA goes with --latent-dim, NHD and HND with --kv-heads and --head-dim"},
 		{func(o *Options) { o.Layout = "MLA" }, "--latent-dim: layout MLA needs it", "for example --latent-dim 576, as --model deepseek-v3 has"},
-		{func(o *Options) { o.Layers = -1 }, "--layers: -1 is not in 1…2147483647", ""},
+		{func(o *Options) { o.Layers = -1 }, "--layers: -1 is not in 1…1024", ""},
 		{func(o *Options) { o.Bookkeeping, o.Verify = true, VerifyFull }, "--bookkeeping: pages have no bytes, so --verify full has nothing to look at", "drop one of the two"},
 		{func(o *Options) { o.Bookkeeping, o.HeadDim = true, 8 }, "--bookkeeping: pages have no bytes, so --head-dim has no effect", "drop one of the two"},
 	} {

@@ -2,6 +2,7 @@ package replay
 
 import (
 	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/kv"
 	"github.com/kvferry/kvferry/page"
 	"github.com/kvferry/kvferry/prefix"
 )
@@ -12,8 +13,8 @@ import (
 // Kinds: fault.Invalid.
 func CheckPageSize(pageSize int) error {
 	switch {
-	case pageSize < 1 || pageSize > MaxTokens:
-		return fault.New(fault.Invalid, "--page-size", "%d tokens is not in 1…%d", pageSize, MaxTokens).
+	case pageSize < 1 || pageSize > kv.MaxPageSize:
+		return fault.New(fault.Invalid, "--page-size", "%d tokens is not in 1…%d", pageSize, kv.MaxPageSize).
 			Hint("the default is --page-size %d", IDTokens)
 	case IDTokens%pageSize == 0 || pageSize%IDTokens == 0:
 		return nil

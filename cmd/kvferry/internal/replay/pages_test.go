@@ -8,12 +8,13 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/kv"
 	"github.com/kvferry/kvferry/page"
 	"github.com/kvferry/kvferry/prefix"
 )
 
 func TestCheckPageSize_AcceptsPartsAndMultiplesOfAnID(t *testing.T) {
-	for _, n := range []int{1, 2, 16, 64, 256, 512, 1024, 1536, 5120, MaxTokens} {
+	for _, n := range []int{1, 2, 16, 64, 256, 512, 1024, 1536, 5120, kv.MaxPageSize} {
 		if err := CheckPageSize(n); err != nil {
 			t.Errorf("%d: %v", n, err)
 		}
@@ -25,9 +26,9 @@ func TestCheckPageSize_NamesTheNearestThatFit(t *testing.T) {
 		size         int
 		want, remedy string
 	}{
-		{0, "--page-size: 0 tokens is not in 1…16777216", "the default is --page-size 512"},
-		{-16, "--page-size: -16 tokens is not in 1…16777216", "the default is --page-size 512"},
-		{MaxTokens + 512, "--page-size: 16777728 tokens is not in 1…16777216", "the default is --page-size 512"},
+		{0, "--page-size: 0 tokens is not in 1…1048576", "the default is --page-size 512"},
+		{-16, "--page-size: -16 tokens is not in 1…1048576", "the default is --page-size 512"},
+		{MaxTokens + 512, "--page-size: 16777728 tokens is not in 1…1048576", "the default is --page-size 512"},
 		{3, "--page-size: 3 tokens neither divides 512 nor is a multiple of it, and a trace has one id for each 512 tokens", "the nearest sizes are --page-size 2 and --page-size 4"},
 		{500, "--page-size: 500 tokens neither divides 512 nor is a multiple of it, and a trace has one id for each 512 tokens", "the nearest sizes are --page-size 256 and --page-size 512"},
 		{700, "--page-size: 700 tokens neither divides 512 nor is a multiple of it, and a trace has one id for each 512 tokens", "the nearest sizes are --page-size 512 and --page-size 1024"},

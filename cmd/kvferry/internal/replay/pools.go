@@ -12,12 +12,16 @@ import (
 	"github.com/kvferry/kvferry"
 	"github.com/kvferry/kvferry/device"
 	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/hostpool"
 	"github.com/kvferry/kvferry/kv"
 )
 
 // spare is what the program needs beside its pools; pools get the rest of the
 // memory at most.
 const spare = 64 << 20
+
+// bookBytes is what the books of a page take, bytes or not: entries, lists, owners.
+const bookBytes = 512
 
 // size settles how many pages the pools have, and refuses sizes that can't work
 // before anything is made.
@@ -37,10 +41,8 @@ func (o *Options) size(t *Trace, r *Result) error {
 	if err != nil {
 		return err
 	}
-	if r.PageBytes > 0 {
-		if err := o.fit(r, auto, largest, max(0, room-spare)*10/11/r.PageBytes); err != nil {
-			return err
-		}
+	if err := o.fit(r, auto, largest, max(0, room-spare)/11*10/(r.PageBytes+bookBytes)); err != nil {
+		return err
 	}
 	r.DevicePages, r.HostPages = int64(o.DevicePages), int64(o.HostPages)
 	r.PoolBytes = int64(o.DevicePages+1+o.HostPages) * r.PageBytes
@@ -64,31 +66,23 @@ func (o *Options) fit(r *Result, auto [2]bool, largest int, room int64) error {
 	if need() <= room {
 		return nil
 	}
-	if auto[1] {
-		o.HostPages = int(max(0, min(int64(o.HostPages), room-int64(o.DevicePages)-1)))
-	}
-	if auto[0] {
-		o.DevicePages = int(max(int64(largest), min(int64(o.DevicePages), room-int64(o.HostPages)-1)))
+	half := room / 2 // by default nobody wants to give a replay all of the memory
+	switch {
+	case auto[0] && auto[1]:
+		o.DevicePages = int(max(int64(largest), min(int64(o.DevicePages), half*DefaultDevicePages/(DefaultDevicePages+DefaultHostPages))))
+		o.HostPages = int(max(0, min(int64(o.HostPages), half-int64(o.DevicePages)-1)))
+	case auto[0]:
+		o.DevicePages = int(max(int64(largest), min(int64(o.DevicePages), half-int64(o.HostPages)-1)))
+	case auto[1]:
+		o.HostPages = int(max(0, min(int64(o.HostPages), half-int64(o.DevicePages)-1)))
 	}
 	if need() > room {
-		return fault.New(fault.Memory, "pools", "%d + %d pages of %s take %s, there is memory for %d pages",
-			o.DevicePages+1, o.HostPages, bytesOf(r.PageBytes), bytesOf(need()*r.PageBytes), room).
-			Hint("use smaller pools (--device-pages, --host-pages), a smaller geometry, or --bookkeeping, which needs no pages")
+		return fault.New(fault.Memory, "pools", "%d device pages (with the sink) and %d host pages, each of %s and %d bytes of books: there is memory for %d pages",
+			o.DevicePages+1, o.HostPages, size(r.PageBytes), bookBytes, room).
+			Hint("use smaller pools (--device-pages, --host-pages), a smaller geometry, or --bookkeeping, whose pages have no bytes")
 	}
 	r.Warnings = append(r.Warnings, fmt.Sprintf("the pools are smaller than by default, to fit into memory: %d device and %d host pages", o.DevicePages, o.HostPages))
 	return nil
-}
-
-func bytesOf(n int64) string {
-	for _, u := range []struct {
-		size int64
-		name string
-	}{{1 << 40, "TiB"}, {1 << 30, "GiB"}, {1 << 20, "MiB"}, {1 << 10, "KiB"}} {
-		if n >= u.size {
-			return strconv.FormatFloat(float64(n)/float64(u.size), 'f', 1, 64) + " " + u.name
-		}
-	}
-	return strconv.FormatInt(n, 10) + " B"
 }
 
 // geometry is that of the device cache: one tensor, layer after layer.
@@ -122,14 +116,19 @@ func openPools(ctx context.Context, o Options) (p *pools, err error) {
 	if err != nil {
 		return p, err
 	}
-	if p.host, err = device.OpenHost(device.HostOptions{}); err != nil {
+	// One worker a stream: a share of a one-thread ceiling means something only then.
+	if p.host, err = device.OpenHost(device.HostOptions{Workers: 1}); err != nil {
 		return p, err
 	}
 	if p.cache, err = kv.NewCache(g, p.host); err != nil {
 		return p, err
 	}
+	checks, err := hostpool.ParseChecks(o.Checks)
+	if err != nil {
+		return p, err
+	}
 	p.manager, err = kvferry.Open(kvferry.Options{
-		Cache: p.cache, Device: p.host, HostPages: o.HostPages, Inclusive: o.Tiers == Inclusive, WriteThrough: o.Tiers == WriteThrough,
+		Cache: p.cache, Device: p.host, HostPages: o.HostPages, Inclusive: o.Tiers == Inclusive, WriteThrough: o.Tiers == WriteThrough, Checks: checks,
 	})
 	if err != nil {
 		return p, err
@@ -140,8 +139,11 @@ func openPools(ctx context.Context, o Options) (p *pools, err error) {
 		if err != nil {
 			return p, err
 		}
-		if err := m.Populate(0, m.Size()); err != nil {
-			return p, err
+		const step = 64 << 20 // between two looks at ctx
+		for off := int64(0); off < m.Size(); off += step {
+			if err := errors.Join(ctx.Err(), m.Populate(off, min(step, m.Size()-off))); err != nil {
+				return p, err
+			}
 		}
 	}
 	return p, p.manager.Ready().Wait(ctx)

@@ -33,6 +33,7 @@ type Result struct {
 	Tiers       string  `json:"tiers"`
 	Policy      string  `json:"policy"`
 	Verify      string  `json:"verify"`
+	Checks      string  `json:"checks"` // of the store: always, arrival or off
 	Bookkeeping bool    `json:"bookkeeping"`
 
 	// Every page looked up is a hit in one place or a miss for one reason.
@@ -122,7 +123,7 @@ func NewResult(o Options, t *Trace) *Result {
 	r := &Result{
 		Trace: t.Name, Seed: o.Seed, Requests: int64(len(t.Requests)), Tokens: t.Tokens,
 		PageSize: int64(o.PageSize), Layers: int64(o.Layers),
-		Tiers: o.Tiers, Verify: o.Verify, Bookkeeping: o.Bookkeeping,
+		Tiers: o.Tiers, Verify: o.Verify, Checks: o.Checks, Bookkeeping: o.Bookkeeping,
 		Warnings: append([]string{}, t.Warnings...),
 	}
 	known := func(n int) *int64 {

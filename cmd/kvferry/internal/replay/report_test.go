@@ -43,7 +43,7 @@ func fullResult() *Result {
 		Requests: 12_031, Tokens: 144_793_823,
 		PageSize: 512, Layers: 4, KVHeads: new(int64(2)), HeadDim: new(int64(8)), DType: new("bf16"), Layout: new("NHD"),
 		PageBytes: 128 << 10, DevicePages: 2048, HostPages: 8192,
-		Tiers: Exclusive, Policy: "lru", Verify: VerifyFull,
+		Tiers: Exclusive, Policy: "lru", Verify: VerifyFull, Checks: "always",
 		PagesLookedUp: 288_500, PagesWhole: 276_491, PagesHitDevice: 16_011, PagesHitHost: 47_052, HitRatio: new(0.21859),
 		MissNeverStored: 170_899, MissEvicted: 42_529, MissPartial: 12_009,
 		HostPagesSuggested: new(int64(48_000)),
@@ -65,7 +65,7 @@ func fullResult() *Result {
 // failedResult is a replay that a wrong byte ended early.
 func failedResult() *Result {
 	return &Result{
-		Trace: generatedName, Seed: 7, Requests: 1, Tokens: 600, PageSize: 512, Layers: 1, Tiers: Inclusive, Policy: "lru", Verify: VerifySample,
+		Trace: generatedName, Seed: 7, Requests: 1, Tokens: 600, PageSize: 512, Layers: 1, Tiers: Inclusive, Policy: "lru", Verify: VerifySample, Checks: "always",
 		Error: &Failure{
 			Kind: "corrupt", Message: "page 17, layer 3, offset 4096: wrong byte", Page: new(int64(17)), Layer: new(int64(3)),
 			Offset: new(int64(4096)), Tier: "host", History: "written, offloaded, reloaded",
@@ -80,7 +80,7 @@ func TestResult_Text(t *testing.T) {
 	bare.PagesLookedUp, bare.MissNeverStored, bare.MissPartial, bare.MissHistoryFull, bare.MissOther = 10, 4, 3, 2, 1
 	bare.LookupsPerS = new(1_234_567.0)
 
-	model, _ := Options{PageSize: 512, Model: "deepseek-v3", Tiers: Inclusive, Verify: VerifyOff, DevicePages: Auto, HostPages: Auto}.Resolve()
+	model, _ := Options{PageSize: 512, Model: "deepseek-v3", Tiers: Inclusive, Verify: VerifyOff, Checks: "always", DevicePages: Auto, HostPages: Auto}.Resolve()
 	mla := NewResult(model, Generate(1, 3))
 	mla.PageBytes, mla.DevicePages, mla.HostPages = 61*576*2*512, 2048, 8192
 

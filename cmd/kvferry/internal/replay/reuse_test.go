@@ -55,7 +55,9 @@ func (n *numbered) lruByHand(capacity int) (total int64) {
 	var l evict.LRU
 	for i, path := range n.paths {
 		total += hits(path, n.limits[i], l.Contains)
-		l.InsertPath(path)
+		for _, slot := range slices.Backward(path) {
+			l.Insert(slot)
+		}
 		l.AppendOldest(nil, l.Len()-capacity)
 	}
 	return total

@@ -25,7 +25,7 @@ func Run(ctx context.Context, o Options, stderr io.Writer) (r *Result, err error
 	if o, err = o.Resolve(); err != nil {
 		return nil, err
 	}
-	t, err := o.load()
+	t, err := o.load(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -50,16 +50,17 @@ func Run(ctx context.Context, o Options, stderr io.Writer) (r *Result, err error
 	if err == nil {
 		err = x.measure(ctx)
 	}
-	r.PeakRSSBytes = peakRSS()
 	if err == nil {
 		x.judge()
 	}
+	r.PeakRSSBytes = peakRSS()
 	return r, err
 }
 
 // judge sets the run against other sizes and other policies.
 func (x *replay) judge() {
-	if !x.o.Compare && (len(x.evicted) == 0 || wholePages(x.t, x.o.PageSize) > maxUses) {
+	const cheap = 1 << 19 // whole pages: 45 MiB; a hint is not worth more
+	if !x.o.Compare && (len(x.evicted) == 0 || wholePages(x.t, x.o.PageSize) > cheap) {
 		return
 	}
 	u := newUses(x.t, x.o.PageSize)
@@ -70,12 +71,28 @@ func (x *replay) judge() {
 	}
 }
 
-// load opens the trace, or makes the built-in load.
-func (o Options) load() (*Trace, error) {
-	if o.Trace == "" {
-		return Generate(o.Seed, o.Requests), nil
+// load opens the trace, or makes the built-in load. A pipe may keep it waiting, and
+// cannot be woken: when ctx ends, what reads it is left behind.
+func (o Options) load(ctx context.Context) (*Trace, error) {
+	type loaded struct {
+		t   *Trace
+		err error
 	}
-	return Open(o.Trace, o.Requests)
+	done := make(chan loaded, 1)
+	go func() {
+		if o.Trace == "" {
+			done <- loaded{Generate(o.Seed, o.Requests), nil}
+			return
+		}
+		t, err := Open(o.Trace, o.Requests)
+		done <- loaded{t, err}
+	}()
+	select {
+	case x := <-done:
+		return x.t, x.err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
 }
 
 // replay is one run. It uses the manager as an engine would: one request at a

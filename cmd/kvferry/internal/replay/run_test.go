@@ -1,13 +1,19 @@
 package replay
 
 import (
+	"context"
 	"errors"
 	"io"
 	"math"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/kvferry/kvferry/cmd/kvferry/internal/ceiling"
 	"github.com/kvferry/kvferry/fault"
 	"github.com/kvferry/kvferry/internal/invariants"
 	"github.com/kvferry/kvferry/kv"
@@ -273,10 +279,10 @@ func TestFit_ShrinksOnlyWhatWasNotAsked(t *testing.T) {
 		refused      bool
 	}{
 		{"all fit", 10, 20, [2]bool{true, true}, 31, 10, 20, false},
-		{"the host gives way first", 10, 20, [2]bool{true, true}, 21, 10, 10, false},
-		{"then the device, down to the largest request", 10, 20, [2]bool{true, true}, 6, 5, 0, false},
+		{"both give way, to half of the memory", 10, 20, [2]bool{true, true}, 30, 5, 9, false},
+		{"the device only down to the largest request", 10, 20, [2]bool{true, true}, 6, 5, 0, false},
 		{"less than the largest request", 10, 20, [2]bool{true, true}, 5, 0, 0, true},
-		{"a device that was asked for stays", 10, 20, [2]bool{false, true}, 15, 10, 4, false},
+		{"a device that was asked for stays", 10, 20, [2]bool{false, true}, 30, 10, 4, false},
 		{"both asked for", 10, 20, [2]bool{false, false}, 30, 0, 0, true},
 	} {
 		o := Options{DevicePages: x.device, HostPages: x.host}
@@ -292,6 +298,42 @@ func TestFit_ShrinksOnlyWhatWasNotAsked(t *testing.T) {
 			t.Errorf("%s: warnings %q", x.name, r.Warnings)
 		}
 	}
+}
+
+// Small pages must not make the yardsticks large: they are lists of rows.
+func TestMeasure_ListsOfRowsAreBounded(t *testing.T) {
+	x := begin(t, chain(1, 1), func(o *Options) {
+		o.PageSize, o.DevicePages, o.HostPages, o.Layers, o.KVHeads, o.HeadDim = 1, 40_000, 40_000, 2, 1, 8
+	})
+	ops, err := x.ops(x.pools.manager.Pool().Cache())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := len(ops); n < ceiling.MaxRows || n > ceiling.MaxRows+2 {
+		t.Errorf("%d ops, want about %d", n, ceiling.MaxRows)
+	}
+	if n := len(ceiling.Pieces(make([]byte, 64), make([]byte, 64), ceilingBytes)); n > ceiling.MaxRows {
+		t.Errorf("%d pieces, want at most %d", n, ceiling.MaxRows)
+	}
+}
+
+// A pipe that nobody writes into keeps nobody who has been interrupted.
+func TestRun_GivesUpOnATraceThatDoesNotComeWhenCtxEnds(t *testing.T) {
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	if err := unix.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := Run(ctx, with(func(o *Options) { o.Trace = pipe }), io.Discard); !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v", err)
+	}
+	// Let go of who was left behind.
+	f, err := os.OpenFile(pipe, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
 }
 
 // The suggestion against the plainest way to work it out: how many distinct pages

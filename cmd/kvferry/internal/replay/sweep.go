@@ -52,7 +52,7 @@ func RunSweep(ctx context.Context, o Options) (*Sweep, error) {
 	if err != nil {
 		return nil, err
 	}
-	t, err := o.load()
+	t, err := o.load(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -195,7 +195,12 @@ func (t *text) bytes() {
 			count(*r.Mismatches), plural(*r.Mismatches, "mismatch", "mismatches")))
 	}
 	if r.CheckBytes != nil && r.CheckSeconds != nil {
-		t.line("checks", fmt.Sprintf("xxh3-128 at arrival and departure: %s in %s", volume(*r.CheckBytes), seconds(*r.CheckSeconds)))
+		when := map[string]string{"always": "xxh3-128 at arrival and departure", "arrival": "xxh3-128 at arrival"}[r.Checks]
+		if when == "" {
+			t.line("checks", "off: host pages were not looked at")
+		} else {
+			t.line("checks", fmt.Sprintf("%s: %s in %s", when, volume(*r.CheckBytes), seconds(*r.CheckSeconds)))
+		}
 	}
 	if r.BytesWritten != nil || r.BytesVerified != nil || r.CheckBytes != nil {
 		t.b.WriteByte('\n')
@@ -277,7 +282,7 @@ func (t *text) time() string {
 func (t *text) footnotes() {
 	r := t.r
 	if r.ShareOfC != nil || r.ShareOfR != nil {
-		t.b.WriteString("\nC: Go copy, 64 MiB pieces.  R: bare loop, same rows, same run.\n")
+		t.b.WriteString("\nC: Go's copy, 64 MiB pieces.  R: the same rows with no bookkeeping.  Same run, one thread.\n")
 	}
 	t.warnings()
 }

@@ -1,0 +1,120 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/kvferry/kvferry/cmd/kvferry/internal/bench"
+)
+
+// newBench returns the verb bench and its own verbs.
+func newBench() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "bench",
+		Short: "Measure copies, allocation and look-ups beside their ceilings",
+		Long: `Measures how fast pages are copied, allocated and looked up on this machine, each beside a ceiling measured in the
+same runs, in turns with it. Medians, spread and the goals of the project are shown.`,
+		Example: "  kvferry bench copy\n  kvferry bench alloc --json",
+		Args:    cobra.ArbitraryArgs, // so that an unknown verb reaches RunE
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return unknownVerb(cmd, args[0])
+			}
+			return cmd.Help()
+		},
+	}
+	cmd.AddCommand(newBenchCopy(), newBenchAlloc(), newBenchStore())
+	return cmd
+}
+
+func newBenchCopy() *cobra.Command {
+	return benchVerb(&cobra.Command{
+		Use:   "copy",
+		Short: "Copies between a device pool and a host pool",
+		Long: `Measures demotion and promotion of pages between a device pool and a host pool, both in host memory, in jobs of 16
+pages, two in flight, on one stream: models × arrangements × fresh and churned pools × checks on and off. Then cold
+rows in any place beside Go's copy, and runs of pages with small rows beside bare loops row by row.
+
+Two ceilings are measured in turns with it: C, Go's copy of 64 MiB pieces in the same kind of memory, and R, the
+better of two bare loops over the same rows (Go's copy, the device's) with no books, and with the same checks. Everything runs on --threads.
+
+With --model, --arrangement or --row-bytes only those demotions and promotions are measured.`,
+		Example: `  kvferry bench copy
+  kvferry bench copy --model llama-3-8b --arrangement kv-first
+  kvferry bench copy --row-bytes 8192 --layers 24 --size 512 --json`,
+	}, bench.Copy, func(f *pflag.FlagSet, o *bench.Options) {
+		f.Var(&number{value: &o.MiB, least: 1}, "size", "`MiB` of each pool; much more than the last-level cache, or hot copies are measured (default 256)")
+		f.StringVar(&o.Model, "model", "", "pages of 16 tokens of this `model`: llama-3-8b, qwen2.5-0.5b or deepseek-v3 (default all)")
+		f.StringVar(&o.Arrangement, "arrangement", "", "`choice` of how the device cache lies: layer-major, page-major or kv-first (default all)")
+		f.Int64Var(&o.RowBytes, "row-bytes", 0, "`bytes` of a page in one layer, with --layers, instead of a model")
+		f.Var(&number{value: &o.Layers, least: 1}, "layers", "`layers` of a page, with --row-bytes")
+	})
+}
+
+func newBenchAlloc() *cobra.Command {
+	return benchVerb(&cobra.Command{
+		Use:   "alloc",
+		Short: "Allocation of pages, and into how many runs they come",
+		Long: `Measures what a pair of allocate and free costs on a fresh and on a churned pool, and counts the runs into which
+pages come when a pool stays four fifths full, each beside the same books that hand pages out in the order in which
+they became free.`,
+		Example: "  kvferry bench alloc\n  kvferry bench alloc --allocations 100000 --runs 3",
+	}, bench.Alloc, func(f *pflag.FlagSet, o *bench.Options) {
+		f.Var(&number{value: &o.Allocations, least: 1}, "allocations", "count runs in `n` allocations (default 1000000)")
+	})
+}
+
+func newBenchStore() *cobra.Command {
+	return benchVerb(&cobra.Command{
+		Use:   "store",
+		Short: "Look-ups, puts and evictions, without bytes",
+		Long: `Measures the books: look-ups a second for the requests of a trace, keys included, in a device pool and a host
+pool; single calls of the store; and apart from them what it costs to make keys.`,
+		Example: "  kvferry bench store\n  kvferry bench store --trace chat.jsonl --json",
+	}, bench.Store, func(f *pflag.FlagSet, o *bench.Options) {
+		f.Var(&number{value: &o.DevicePages, least: 1}, "device-pages", "`pages` on the device (default 2048)")
+		f.Var(&number{value: &o.HostPages, least: 1}, "host-pages", "`pages` in host memory (default 7952)")
+		f.StringVar(&o.Trace, "trace", "", "replay this `file` instead of the built-in chat load")
+		f.Var(&number{value: &o.Requests, least: 0}, "requests", "replay the first `n` requests (default all of a trace, 12,000 of the built-in load)")
+	})
+}
+
+// benchVerb makes cmd run measure, with the flags that all have and those of own.
+func benchVerb(cmd *cobra.Command, measure func(context.Context, bench.Options) (*bench.Report, error), own func(*pflag.FlagSet, *bench.Options)) *cobra.Command {
+	o := bench.DefaultOptions()
+	var asJSON bool
+	f := cmd.Flags()
+	f.SortFlags = false
+	own(f, &o)
+	f.Var(&number{value: &o.Runs, least: 1}, "runs", "measure `n` times (default 9)")
+	f.Var(&number{value: &o.Threads, least: 1}, "threads", "`threads` that may run at once, ours and the ceilings' alike (default 1)")
+	f.StringVar(&o.Clock, "clock", "", "`choice` of cpu (other load counts little) or wall time (default cpu with one thread)")
+	f.Uint64Var(&o.Seed, "seed", o.Seed, "`seed` of orders and page ids")
+	f.BoolVar(&asJSON, "json", false, "write the answer as JSON")
+	cmd.Args = noArgs
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		report, err := measure(cmd.Context(), o)
+		if errors.Is(err, context.Canceled) {
+			return fmt.Errorf("interrupted: %w", err)
+		}
+		if err != nil {
+			return err
+		}
+		info, _ := debug.ReadBuildInfo()
+		report.Version = versionOf(info).Version
+		write := report.WriteText
+		if asJSON {
+			write = report.WriteJSON
+		}
+		if err := write(cmd.OutOrStdout()); err != nil {
+			return fmt.Errorf("cannot write the answer: %w", err)
+		}
+		return nil
+	}
+	return cmd
+}

@@ -1,0 +1,121 @@
+package store
+
+import (
+	"context"
+	"time"
+
+	"github.com/kvferry/kvferry/hostpool"
+	"github.com/kvferry/kvferry/page"
+)
+
+// The scrubber looks at host pages while nobody needs the memory: a byte that went
+// wrong is then found, and its page dropped, before anybody waits for it. It goes
+// round the entries, a few at a time, whenever no look-up came for a while; once
+// round, it rests until there was one.
+const (
+	scrubIdle  = time.Second // the default of Options.ScrubAfter
+	scrubBytes = 8 << 20     // looked at in one go: a few milliseconds
+)
+
+// suspect is a host page to be looked at.
+type suspect struct {
+	r     Ref
+	host  page.ID
+	sum   hostpool.Sum
+	epoch uint32
+}
+
+// scrubber runs until the store is closed.
+func (s *Store) scrubber(every time.Duration) {
+	defer close(s.scrubbed)
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	var seen uint64 // look-ups when last looked at
+	at, left := 0, 0
+	for {
+		select {
+		case <-s.closing:
+			return
+		case <-tick.C:
+		}
+		s.mu.Lock()
+		idle, entries := s.lookups == seen, len(s.entries)
+		seen = s.lookups
+		s.mu.Unlock()
+		if !idle {
+			left = entries // what was looked at may have changed since
+			continue
+		}
+		if left == 0 {
+			continue
+		}
+		n := s.scrub(at, min(left, entries), int(max(1, scrubBytes/s.bytes)))
+		at, left = (at+n)%max(1, entries), left-n
+	}
+}
+
+// Scrub looks at every cold host page now, and returns how many were wrong: they are
+// dropped, for the reason fault.Corrupted. It gives up when ctx ends.
+func (s *Store) Scrub(ctx context.Context) (wrong int, err error) {
+	if s.bytes == 0 || s.pool == nil || s.pool.Checks() == hostpool.ChecksOff {
+		return 0, nil
+	}
+	before := s.Stats().Corrupted
+	s.mu.Lock()
+	entries := len(s.entries)
+	s.mu.Unlock()
+	for at := 0; at < entries; {
+		if err := ctx.Err(); err != nil {
+			return int(s.Stats().Corrupted - before), err
+		}
+		at += s.scrub(at, entries-at, int(max(1, scrubBytes/s.bytes)))
+	}
+	return int(s.Stats().Corrupted - before), nil
+}
+
+// scrub looks at the pages of up to n entries from at on, most of them at the most.
+// It returns how many entries it passed.
+func (s *Store) scrub(at, n, most int) (passed int) {
+	suspects, passed := s.suspects(at, n, most)
+	if len(suspects) == 0 {
+		return passed
+	}
+	defer s.readers.Done()
+	ids := make([]page.ID, len(suspects))
+	for i, x := range suspects {
+		ids[i] = x.host
+	}
+	sums := s.sum(nil, ids)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i, x := range suspects {
+		s.stats.Scrubbed++
+		e := &s.entries[x.r]
+		if sums[i] == x.sum || e.state != kept || e.epoch != x.epoch || e.part.host != x.host || e.part.flight != nil {
+			continue // right; or the page was somebody else's while it was read
+		}
+		s.stats.Corrupted++
+		s.corrupt(x.r, e)
+	}
+	return passed
+}
+
+// suspects lists cold pages from entry at on. With any, the caller is one of readers.
+func (s *Store) suspects(at, n, most int) (all []suspect, passed int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil, n
+	}
+	for ; passed < n && len(all) < most; passed++ {
+		r := Ref((at + passed) % len(s.entries))
+		e := &s.entries[r]
+		if e.state == kept && e.pins == 0 && e.part.flight == nil && e.part.host != page.None && e.part.summed {
+			all = append(all, suspect{r, e.part.host, e.part.sum, e.epoch})
+		}
+	}
+	if len(all) > 0 {
+		s.readers.Add(1)
+	}
+	return all, passed
+}

@@ -8,8 +8,10 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/kvferry/kvferry/device/devicetest"
 	"github.com/kvferry/kvferry/fault"
 	"github.com/kvferry/kvferry/page"
+	"github.com/kvferry/kvferry/store"
 )
 
 // poison overwrites every device page that belongs to nobody.
@@ -798,5 +800,57 @@ func TestOffload_IsOrderedByTheComputeStream(t *testing.T) {
 		got := must(wait())(t)
 		equal(t, "bytes", string(got) == string(wanted(r.trail[:9], l, e.row)), true)
 	}
+	e.check()
+}
+
+// A reload that is refused halfway is still writing: its pages are nobody's until it has
+// ended.
+func TestReload_RefusedHalfwayWaitsForWhatItHasBegun(t *testing.T) {
+	in := must(devicetest.NewInjector("(half pages (at 2))"))(t)
+	e := newPlaguedEngine(t, geometry(t, shape), Options{HostPages: 8}, false, in)
+	r := e.plain(ID{Request: "a"}, 1, 16)
+	r.offload(4)
+	release := e.hold(e.m.Copies())
+	ended := make(chan error, 1)
+	go func() {
+		_, err := r.s.Reload(context.Background())
+		ended <- err
+	}()
+	for in.Hits()[0] == 0 {
+		runtime.Gosched()
+	}
+	for range 1000 { // ample time to do it wrong
+		runtime.Gosched()
+	}
+	equal(t, "free", e.m.NumFree(), 4)
+	release()
+	refused(t, <-ended, fault.Device, "half pages")
+	equal(t, "free", e.m.NumFree(), 8)
+	e.check()
+	e.poison()
+	r.back() // the third time all is well
+}
+
+// Somebody else was loading the pages when they were counted, and failed.
+func TestLoad_AcquiresWhatGoesMissingMeanwhile(t *testing.T) {
+	e := newEngine(t, geometry(t, shape), Options{HostPages: 8}, false)
+	tokens := text(1, 0, 13)
+	e.cold(tokens)
+	e.plain(ID{Request: "b"}, 2, 20)
+	e.store(text(3, 0, 12)) // all pages are taken; these can go
+	r := must(e.ingest("a", tokens, 13))(t)
+	equal(t, "matched", must(r.match())(t).Pages, 3)
+	refs := r.s.Refs(nil)
+	first := must(e.m.acquire(t.Context(), nil, 1))(t)
+	var l store.Loaded
+	fresh, missing, err := e.m.load(t.Context(), refs, first, 1, &l)
+	noError(t, err)
+	if missing != 3 || l.Used != 3 || !slices.Equal(fresh, l.Pages) || fresh[0] != first[0] {
+		t.Fatalf("%d were missing, %d used; pages %v, fresh %v", missing, l.Used, l.Pages, fresh)
+	}
+	for _, ticket := range l.Tickets {
+		noError(t, ticket.Wait(t.Context()))
+	}
+	must(e.m.arena.Release(fresh))(t)
 	e.check()
 }

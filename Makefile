@@ -20,12 +20,10 @@ build: ## make bin/kvferry: one static binary
 test: compiler lint race plain cross fuzz replay ## everything that must pass before a commit
 	@echo "make test: all passed"
 
-lint: ## vet, gofumpt, staticcheck, and go.mod as go mod tidy would write it
-	$(GO) vet ./...
-	$(GO) vet -tags invariants ./...
-	@out=$$($(TOOL) gofumpt -l .) || exit; test -z "$$out" || \
-		{ echo "make lint: not as gofumpt writes it:"; echo "$$out"; echo "run: $(TOOL) gofumpt -w ."; exit 1; }
-	$(TOOL) staticcheck ./...
+lint: ## golangci-lint for every build and module, and go.mod as go mod tidy would write it
+	@lint=$$($(TOOL) -n golangci-lint) && set -x && $$lint run && \
+		GOARCH=arm64 CGO_ENABLED=0 $$lint run --build-tags invariants && \
+		cd bench && $$lint run
 	$(GO) mod tidy -diff
 
 race: compiler ## tests with the race detector and with invariants checked

@@ -192,3 +192,21 @@ func TestClose_FromManyGoroutines(t *testing.T) {
 	}
 	equal(t, "closed once", good, 1)
 }
+
+// Somebody's copy out of the host pool is in flight: Close is refused, and frees
+// everything when it is called again.
+func TestClose_RefusedByABusyPoolCanBeCalledAgain(t *testing.T) {
+	e := newEngine(t, geometry(t, shape), Options{HostPages: 4}, false)
+	s := must(e.dev.NewStream("somebody's"))(t)
+	release := e.hold(s)
+	pool := must(e.m.Pool().Cache().Region(0))(t)
+	noError(t, s.Copy([]device.Op{{Dst: device.WrapHost(make([]byte, 8)), Src: pool, Bytes: 8}}))
+	for range 2 {
+		refused(t, e.m.Close(t.Context()), fault.Busy)
+	}
+	release()
+	noError(t, s.Sync(t.Context()))
+	noError(t, s.Close())
+	noError(t, e.m.Close(t.Context()))
+	refused(t, e.m.Close(t.Context()), fault.Closed)
+}

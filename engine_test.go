@@ -80,7 +80,7 @@ func newPlaguedEngine(t testing.TB, g *kv.Geometry, o Options, streams bool, in 
 
 func (e *engine) close() {
 	e.t.Helper()
-	if err := e.m.Close(context.Background()); err != nil && !errors.Is(err, fault.Closed) && !(e.failed && errors.Is(err, fault.Device)) {
+	if err := e.m.Close(context.Background()); err != nil && !errors.Is(err, fault.Closed) && (!e.failed || !errors.Is(err, fault.Device)) {
 		e.t.Error(err)
 	}
 	if e.compute != nil {

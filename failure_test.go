@@ -251,3 +251,24 @@ func TestCorruptHostByte_IsAMissWithAReason(t *testing.T) {
 		})
 	}
 }
+
+// A page that never comes must not be found for ever: the prompt is served by
+// computing it.
+func TestFailedLoad_IsAMissTheNextTime(t *testing.T) {
+	tokens := text(1, 0, 13)
+	e := newEngine(t, geometry(t, shape), Options{HostPages: 4}, false)
+	e.cold(tokens[:8])
+	r := must(e.ingest("a", tokens, 13))(t)
+	equal(t, "matched", must(r.match())(t).Pages, 2)
+	e.breakCopies()
+	adm := must(r.s.Admit(t.Context(), 5))(t)
+	refused(t, adm.Wait(t.Context()), fault.Device)
+	noError(t, r.reset(false))
+	m := must(r.match())(t)
+	equal(t, "matched again", m.Pages, 0)
+	equal(t, "why", m.Answers[0].Reason, fault.CopyFailed)
+	noError(t, r.admit(t.Context(), 13))
+	noError(t, r.commit(13))
+	r.verified()
+	e.check()
+}

@@ -18,8 +18,12 @@ func TestMain(m *testing.M) {
 	code := m.Run()
 	if code == 0 {
 		left := goleak.Find()
-		if maps, fds, err := hostMemory(); left == nil && (err != nil || maps+fds > 0) {
-			left = fmt.Errorf("%d mappings and %d descriptors of host memory (%v)", maps, fds, err)
+		maps, fds, err := hostMemory()
+		if left == nil {
+			left = err
+		}
+		if left == nil && maps+fds > 0 {
+			left = fmt.Errorf("%d mappings and %d descriptors of host memory", maps, fds)
 		}
 		if left != nil {
 			fmt.Fprintln(os.Stderr, "left behind:", left)

@@ -69,9 +69,13 @@ type Manager struct {
 
 	calls sync.WaitGroup // that use the host pool; none begins once closed
 
+	releasing sync.Mutex
+	released  bool // guarded by releasing: all is freed
+
 	mu        sync.Mutex
 	sequences map[ID]*Sequence // guarded by mu
 	written   []written        // guarded by mu
+	spare     []buffers        // of removed sequences, for new ones; guarded by mu
 	closed    bool             // guarded by mu
 }
 
@@ -196,8 +200,13 @@ func (m *Manager) Ingest(id ID, p Prompt) (*Sequence, error) {
 		}
 		return s, nil
 	}
-	s := &Sequence{m: m, id: id, prompt: p.clone()}
-	s.keys = s.prompt.Keys
+	s := &Sequence{m: m, id: id}
+	if n := len(m.spare); n > 0 {
+		s.buffers = m.spare[n-1]
+		m.spare = m.spare[:n-1]
+	}
+	s.prompt = Prompt{p.Tokens, append(s.own[:0], p.Keys...)}
+	s.own, s.keys = s.prompt.Keys, s.prompt.Keys
 	m.sequences[id] = s
 	return s, nil
 }
@@ -322,23 +331,36 @@ func (m *Manager) Close(ctx context.Context) error {
 	return m.release(ctx)
 }
 
+// release frees what Open made, one after the other. It can be called again when a
+// step was refused: those that are done are passed over.
 func (m *Manager) release(ctx context.Context) error {
+	m.releasing.Lock()
+	defer m.releasing.Unlock()
+	if m.released {
+		return m.errClosed()
+	}
+	done := func(err error) bool { return err == nil || errors.Is(err, fault.Closed) }
 	if m.store != nil {
-		if err := m.store.Close(ctx); err != nil {
+		if err := m.store.Close(ctx); !done(err) {
 			return err
 		}
 	}
-	var errs []error
+	var streamErr error // it failed before, and is closed all the same
 	if m.copies != nil {
-		errs = append(errs, m.copies.Close())
+		streamErr = m.copies.Close()
 	}
 	if m.pool != nil {
-		errs = append(errs, m.pool.Close())
+		if err := m.pool.Close(); !done(err) {
+			return errors.Join(streamErr, err)
+		}
 	}
 	if m.ownsHost {
-		errs = append(errs, m.host.Close())
+		if err := m.host.Close(); !done(err) {
+			return errors.Join(streamErr, err)
+		}
 	}
-	return errors.Join(errs...)
+	m.released = true
+	return streamErr
 }
 
 func (m *Manager) errClosed() error { return fault.New(fault.Closed, "manager", "is closed") }

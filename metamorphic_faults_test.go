@@ -124,7 +124,7 @@ func TestMetamorphic_KeptRuns(t *testing.T) {
 		t.Fatal("no runs in testdata/metamorphic")
 	}
 	for _, file := range files {
-		for _, line := range strings.Split(string(must(os.ReadFile(file))(t)), "\n") {
+		for line := range strings.SplitSeq(string(must(os.ReadFile(file))(t)), "\n") {
 			if line == "" || line[0] == '#' {
 				continue
 			}

@@ -60,6 +60,7 @@ func (o op) String() string {
 		} else {
 			s += " free"
 		}
+	default: // that is all of it
 	}
 	return s
 }
@@ -188,6 +189,7 @@ func (m *model) do(o op, pageSize int) {
 		}
 	case doRemove:
 		*s = modelSequence{}
+	default: // changes nothing that is modelled
 	}
 }
 
@@ -240,6 +242,7 @@ func generate(rng *rand.Rand, n int) []op {
 				o.tokens = s.committed + rng.IntN(s.admitted-s.committed+1)
 			case doPosition:
 				o.tokens = rng.IntN(maxTokens)
+			default: // has no tokens
 			}
 		}
 		if m.legal(o) {

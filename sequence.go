@@ -42,16 +42,13 @@ type Sequence struct {
 
 	// All below are guarded by m.mu. A call that must let go of m.mu sets busy: until
 	// it clears it nobody else changes them, and it changes under m.mu what others
-	// read. The last two are its own.
+	// read. Of the buffers, loaded and fresh are its own.
 	busy     bool
 	removed  bool
-	matched  bool        // lease is the answer of Match, not converted yet
-	lease    store.Match // what Match pinned
-	keys     []page.Key  // of whole pages
-	pages    []page.ID
+	matched  bool             // lease is the answer of Match, not converted yet
+	keys     []page.Key       // of whole pages: the prompt's, and those of Extend
 	stored   int              // tokens committed
 	admitted int              // tokens that the pages are admitted for
-	refs     []store.Ref      // pinned entries of the leading whole pages; NoRef: not shared
 	loads    []*device.Ticket // of the prefix; nil once all has arrived
 	failed   error            // latched: a page of the prefix did not arrive
 
@@ -60,6 +57,16 @@ type Sequence struct {
 	returning          *device.Ticket // of the last Reload: pages that only the sequence has are written until it is done
 	position, released int            // the caller's
 
+	buffers
+}
+
+// buffers are the lists of a sequence. They are handed on when it is removed: most of
+// what the life of a short one would allocate.
+type buffers struct {
+	own    []page.Key  // backs the prompt's keys
+	lease  store.Match // what Match pinned
+	pages  []page.ID
+	refs   []store.Ref // pinned entries of the leading whole pages; NoRef: not shared
 	loaded store.Loaded
 	fresh  []page.ID
 }
@@ -70,7 +77,7 @@ type Matched struct {
 	// least one token short of the prompt, because one must be computed.
 	Pages, Tokens int
 	// Answers say for each keyed page of the prompt where it is, or why not.
-	// They are valid until the next Match of this sequence.
+	// They are valid until the next Match of this sequence, or its Remove.
 	Answers []store.Answer
 }
 
@@ -267,7 +274,10 @@ func (s *Sequence) reserve(ctx context.Context, pages int) error {
 	if s.matched {
 		refs = s.lease.Refs
 		// Pages kept by an unsealed reset are in the way of the prefix: they go
-		// behind it.
+		// behind it, and those that are too many go back.
+		if err := s.shed(max(0, pages-len(refs))); err != nil {
+			return err
+		}
 		need = pages - len(refs) - len(s.pages)
 	}
 	missing := m.store.Missing(refs)
@@ -302,15 +312,26 @@ func (s *Sequence) reserve(ctx context.Context, pages int) error {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	kept := s.pages
 	if s.matched {
-		s.pages = append(append([]page.ID(nil), s.loaded.Pages...), kept...)
+		s.pages = slices.Insert(s.pages, 0, s.loaded.Pages...)
 		s.refs = append(s.refs[:0], refs...)
 		s.loads = slices.Clone(s.loaded.Tickets)
 		s.matched, s.lease.Refs = false, s.lease.Refs[:0]
 	}
 	s.pages = append(s.pages, fresh[missing:]...)
 	return nil
+}
+
+// shed gives back the sequence's pages behind the first n.
+func (s *Sequence) shed(n int) error {
+	s.m.mu.Lock()
+	defer s.m.mu.Unlock()
+	if n >= len(s.pages) {
+		return nil
+	}
+	_, err := s.m.arena.Release(s.pages[n:])
+	s.pages = s.pages[:n]
+	return err
 }
 
 func (s *Sequence) giveBackLease() {
@@ -415,7 +436,13 @@ func (s *Sequence) Remove() error {
 	_ = s.share() // pages committed while the prefix was arriving; if it fails nothing is lost but a chance
 	s.removed = true
 	delete(s.m.sequences, s.id)
-	return s.clear(true)
+	err = s.clear(true)
+	const most = 64 // spare buffers
+	if len(s.m.spare) < most {
+		s.m.spare = append(s.m.spare, s.buffers)
+	}
+	s.buffers, s.keys, s.prompt.Keys = buffers{}, nil, nil
+	return err
 }
 
 // removeLater removes a sequence that another call is using.

@@ -74,7 +74,7 @@ func (c *contest) hold(ctx context.Context, runs int, progress io.Writer) (outco
 			if r.run == nil {
 				continue
 			}
-			fmt.Fprintf(progress, "\r\x1b[K%s: run %d of %d: %s", c.title, run+1, warmUps+runs, r.name)
+			_, _ = fmt.Fprintf(progress, "\r\x1b[K%s: run %d of %d: %s", c.title, run+1, warmUps+runs, r.name)
 			s, err := r.run(ctx)
 			if err != nil {
 				return out, fmt.Errorf("%s: %s: %w", c.title, r.name, err)
@@ -84,7 +84,7 @@ func (c *contest) hold(ctx context.Context, runs int, progress io.Writer) (outco
 			}
 		}
 	}
-	fmt.Fprint(progress, "\r\x1b[K")
+	_, _ = fmt.Fprint(progress, "\r\x1b[K")
 	for i, r := range c.rivals {
 		x := result{Name: r.name, Missing: r.missing}
 		if r.run != nil {

@@ -31,7 +31,7 @@ func (c *listLRU) put(k key) {
 	}
 	if len(c.index) >= c.capacity {
 		last := c.order.Back()
-		delete(c.index, last.Value.(key))
+		delete(c.index, last.Value.(key)) //nolint:errcheck // put pushes nothing else
 		c.order.Remove(last)
 	}
 	c.index[k] = c.order.PushFront(k)

@@ -81,8 +81,7 @@ func (b *books) serve(ctx context.Context, keys []page.Key) (hits int, err error
 	hits = len(b.match.Refs)
 	missing := keys[hits:]
 	b.pages, err = b.arena.Acquire(b.pages[:0], len(missing))
-	var full *page.FullError
-	if errors.As(err, &full) {
+	if full, ok := errors.AsType[*page.FullError](err); ok {
 		if _, err := b.store.Evict(ctx, full.Shortfall()); err != nil {
 			return hits, err
 		}

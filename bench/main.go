@@ -89,7 +89,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 
 	if !o.asJSON {
-		fmt.Fprintf(stdout, "%d runs after %d to warm up, in turns · one thread, CPU time · medians and (least–most) · %s/%s\n",
+		_, _ = fmt.Fprintf(stdout, "%d runs after %d to warm up, in turns · one thread, CPU time · medians and (least–most) · %s/%s\n",
 			o.runs, warmUps, runtime.GOOS, runtime.GOARCH)
 	}
 	var outcomes []outcome

@@ -89,7 +89,8 @@ func (p *python) start(ctx context.Context, name, script string, config any) (*r
 	a, err := s.ask(string(line))
 	switch {
 	case err != nil:
-		return nil, errors.Join(fmt.Errorf("%s: %w", script, err), s.kill())
+		s.kill()
+		return nil, fmt.Errorf("%s: %w", script, err)
 	case a.Missing != "":
 		return &rival{name: name, missing: fmt.Sprintf("%s is not installed: %s", a.Missing, a.Install), close: s.close}, nil
 	}
@@ -133,7 +134,7 @@ func (s *process) ask(line string) (a answer, err error) {
 
 // died adds the last line that the script wrote before it ended.
 func (s *process) died(err error) error {
-	_ = s.kill()
+	s.kill()
 	lines := strings.Split(strings.TrimSpace(s.stderr.String()), "\n")
 	return fmt.Errorf("%w: %s", err, lines[len(lines)-1])
 }
@@ -147,9 +148,8 @@ func (s *process) close() error {
 	return err
 }
 
-func (s *process) kill() error {
+func (s *process) kill() {
 	_ = s.in.Close()
 	_ = s.cmd.Process.Kill()
 	_ = s.cmd.Wait()
-	return nil
 }

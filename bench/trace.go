@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/kvferry/kvferry/page"
 )
@@ -31,7 +32,7 @@ func openTrace(path string) (*trace, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }() // was only read
 	return readTrace(filepath.Base(path), f)
 }
 
@@ -95,7 +96,7 @@ func makeTrace(requests int, seed uint64) *trace {
 		if len(talks[i]) == 0 || len(talks[i]) > mostPages || rng.IntN(6) == 0 {
 			talks[i] = begin()
 		}
-		talks[i] = append(talks[i][:len(talks[i]):len(talks[i])], fresh(1+rng.IntN(2*turnPages-1))...)
+		talks[i] = append(slices.Clip(talks[i]), fresh(1+rng.IntN(2*turnPages-1))...)
 		t.ids = append(t.ids, talks[i])
 	}
 	t.hash()

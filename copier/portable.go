@@ -39,7 +39,7 @@ func (c *Portable) Copy(s device.Stream, r *kv.Route, pairs []page.Pair) (Moved,
 	if len(pairs) == 0 {
 		return Moved{}, nil
 	}
-	w := c.scratch.Get().(*scratch)
+	w := c.scratch.Get().(*scratch) //nolint:errcheck // made by NewPortable and put back here
 	defer c.scratch.Put(w)
 	var err error
 	if w.runs, err = page.AppendRuns(w.runs[:0], pairs); err != nil {
@@ -79,7 +79,7 @@ func (c *Portable) CopyRows(s device.Stream, dst, src Rows) (Moved, error) {
 	if dst.N == 0 || dst.Width == 0 {
 		return Moved{}, nil
 	}
-	w := c.scratch.Get().(*scratch)
+	w := c.scratch.Get().(*scratch) //nolint:errcheck // made by NewPortable and put back here
 	defer c.scratch.Put(w)
 	var m Moved
 	for m.Rows < dst.N {

@@ -15,16 +15,21 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func openHost(t testing.TB) *device.Host {
+	t.Helper()
 	h, err := device.OpenHost(device.HostOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if err := h.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { closing(t, h.Close) })
 	return h
+}
+
+// closing fails the test when what it closes says no.
+func closing(t testing.TB, c func() error) {
+	t.Helper()
+	if err := c(); err != nil {
+		t.Error(err)
+	}
 }
 
 func TestPortable(t *testing.T) {
@@ -51,12 +56,12 @@ func BenchmarkPortable_Demote16(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	defer src.Close()
+	defer closing(b, src.Close)
 	dst, err := kv.NewCache(packed, h)
 	if err != nil {
 		b.Fatal(err)
 	}
-	defer dst.Close()
+	defer closing(b, dst.Close)
 	r, err := kv.NewRoute(dst, src)
 	if err != nil {
 		b.Fatal(err)
@@ -65,7 +70,7 @@ func BenchmarkPortable_Demote16(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	defer s.Close()
+	defer closing(b, s.Close)
 	portable := copier.NewPortable()
 	job := func(i int) []page.Pair {
 		pairs := make([]page.Pair, 16)

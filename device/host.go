@@ -340,12 +340,12 @@ func (h *Host) Close() error {
 // finished. With invariants on, the copy at the head of the queue already has
 // its destinations poisoned. A stream may be held more than once. Closing a held
 // stream, or waiting for its work, waits for release.
-func (h *Host) Hold(s Stream) (release func()) { return s.(*hostStream).hold() }
+func (h *Host) Hold(s Stream) (release func()) { return s.(*hostStream).hold() } //nolint:errcheck // a test gives its own stream
 
 // Copied says how many bytes s, a stream of a host device, has copied, and how
 // long it was busy copying them. What waits in the queue is not counted yet.
 func (h *Host) Copied(s Stream) (bytes int64, busy time.Duration) {
-	hs := s.(*hostStream)
+	hs := s.(*hostStream) //nolint:errcheck // as documented: only streams of a host device
 	return hs.copied.Load(), time.Duration(hs.busy.Load())
 }
 
@@ -358,4 +358,4 @@ func (h *Host) Kernels() Kernels {
 
 // Fail is for tests: the first copy enqueued on s, a stream of a host device,
 // from now on fails with err when its turn comes.
-func (h *Host) Fail(s Stream, err error) { s.(*hostStream).fail(err) }
+func (h *Host) Fail(s Stream, err error) { s.(*hostStream).fail(err) } //nolint:errcheck // a test gives its own stream

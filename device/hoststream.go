@@ -385,6 +385,7 @@ func (s *hostStream) run(c *command, ops []Op, burst int64) {
 		unuse(ops)
 	case doSignal:
 		c.ticket.Complete(failure)
+	case doWait: // waited for above
 	case doArm:
 		s.armed = c.err
 	}

@@ -264,6 +264,7 @@ func TestHostStream_DropsTheBufferOfALargeBacklog(t *testing.T) {
 
 // copyLoop returns a step that enqueues 512 copies of 64 KiB and waits for them.
 func copyLoop(t testing.TB, h *Host) (step func(), total int64) {
+	t.Helper()
 	const n, size = 512, 64 << 10
 	src, dst := alloc(t, h, n*size, size), alloc(t, h, n*size, size)
 	must(t, src.Populate(0, n*size))
@@ -282,6 +283,7 @@ func copyLoop(t testing.TB, h *Host) (step func(), total int64) {
 
 // orderLoop returns a step that has one stream wait for another.
 func orderLoop(t testing.TB, h *Host) (step func()) {
+	t.Helper()
 	a, b := newStream(t, h, "a"), newStream(t, h, "b")
 	m := WrapHost(make([]byte, 2))
 	ops := []Op{{Dst: m, DstOff: 1, Src: m, Bytes: 1}}

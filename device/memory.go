@@ -131,7 +131,7 @@ func (m *Memory) OSPageBytes() int {
 	if err != nil {
 		return os.Getpagesize()
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }() // was only read
 	rss, huge := mapped(f, uint64(m.base), uint64(m.base)+uint64(m.size))
 	if huge == 0 || huge < rss-rss/10 {
 		return os.Getpagesize()

@@ -37,6 +37,7 @@ func BenchmarkCopyRows(b *testing.B) {
 }
 
 func benchmarkRows(b *testing.B, pool, job, row, off int64) {
+	b.Helper()
 	type rival struct {
 		name   string
 		stream Stream

@@ -99,11 +99,8 @@ func (e *Error) Unwrap() []error {
 
 // KindOf returns the kind of err, or 0 when it has none.
 func KindOf(err error) Kind {
-	var k Kind
-	if errors.As(err, &k) {
-		return k
-	}
-	return 0
+	k, _ := errors.AsType[Kind](err)
+	return k
 }
 
 // RemedyOf returns the first remedy found in err, or "".

@@ -80,7 +80,7 @@ func outcome(err error) string {
 
 // ids reads "1 2 3", pairs reads "device>host" or "host>device".
 func (x *transcript) ids(t *testing.T, d *datadriven.TestData) (ids []page.ID) {
-	for _, f := range strings.Fields(d.Input) {
+	for f := range strings.FieldsSeq(d.Input) {
 		var id page.ID
 		if _, err := fmt.Sscan(f, &id); err != nil {
 			d.Fatalf(t, "%v", err)
@@ -91,7 +91,7 @@ func (x *transcript) ids(t *testing.T, d *datadriven.TestData) (ids []page.ID) {
 }
 
 func (x *transcript) pairs(t *testing.T, d *datadriven.TestData) (pairs []page.Pair) {
-	for _, f := range strings.Fields(d.Input) {
+	for f := range strings.FieldsSeq(d.Input) {
 		var p page.Pair
 		if _, err := fmt.Sscanf(f, "%d>%d", &p.Src, &p.Dst); err != nil {
 			d.Fatalf(t, "%v", err)

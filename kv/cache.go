@@ -37,7 +37,7 @@ func NewCache(g *Geometry, dev device.Device) (*Cache, error) {
 	for i, n := range g.spec.RegionBytes {
 		m, err := dev.Alloc(n)
 		if err != nil {
-			c.Close()
+			_ = c.Close() // the error that counts is err
 			return nil, fmt.Errorf("region %d of %d: %w", i, len(g.spec.RegionBytes), err)
 		}
 		c.regions, c.owned = append(c.regions, m), append(c.owned, m)

@@ -186,6 +186,7 @@ func (c Config) tensors() (ts []tensor, err error) {
 		tokens, heads := int64(c.PageSize), int64(l.Heads)
 		p := Plane{Kind: Scale, Bytes: one}
 		switch c.Scale {
+		default: // PerPage: one scale, no strides
 		case PerHead:
 			p.HeadStride, p.Bytes = one, one*heads
 		case PerToken:
@@ -278,8 +279,8 @@ func (c Config) validate() error {
 	if c.Layout == 0 && !rows && c.Layers > 0 {
 		most = 0
 	}
-	switch {
-	case c.Layout == MLA:
+	switch c.Layout {
+	case MLA:
 		fields = append(fields,
 			field{"KVHeads", c.KVHeads, 0, 0},
 			field{"HeadDim", c.HeadDim, 0, 0},
@@ -303,7 +304,7 @@ func (c Config) validate() error {
 		if int64(f.value) < f.least || int64(f.value) > f.most {
 			e := outside("Config."+f.name, int64(f.value), f.least, f.most)
 			if f.most == 0 {
-				e.Hint("leave %s out: nothing uses it with this Layout and Scale", f.name)
+				e = e.Hint("leave %s out: nothing uses it with this Layout and Scale", f.name)
 			}
 			return e
 		}

@@ -29,6 +29,7 @@ func convert(dst []byte, to DType, src []byte, from DType) {
 			f = fp16ToFP32(binary.LittleEndian.Uint16(in))
 		case FP32:
 			f = binary.LittleEndian.Uint32(in)
+		default: // not convertible
 		}
 		switch out := dst[i*d:]; to {
 		case BF16:
@@ -37,6 +38,7 @@ func convert(dst []byte, to DType, src []byte, from DType) {
 			binary.LittleEndian.PutUint16(out, fp32ToFP16(f))
 		case FP32:
 			binary.LittleEndian.PutUint32(out, f)
+		default: // not convertible
 		}
 	}
 }

@@ -132,6 +132,8 @@ func TestConvert_EveryPairOfTypes(t *testing.T) {
 				out = binary.LittleEndian.AppendUint16(out, fp32ToBF16(bits))
 			case FP16:
 				out = binary.LittleEndian.AppendUint16(out, fp32ToFP16(bits))
+			default:
+				t.Fatalf("%v is not one of the floats", d)
 			}
 		}
 		return out
@@ -142,8 +144,9 @@ func TestConvert_EveryPairOfTypes(t *testing.T) {
 			return uint32(binary.LittleEndian.Uint16(b[2*i:])) << 16
 		case FP16:
 			return fp16ToFP32(binary.LittleEndian.Uint16(b[2*i:]))
+		default:
+			return binary.LittleEndian.Uint32(b[4*i:])
 		}
-		return binary.LittleEndian.Uint32(b[4*i:])
 	}
 	floats := []DType{BF16, FP16, FP32}
 	for _, from := range floats {
@@ -158,6 +161,7 @@ func TestConvert_EveryPairOfTypes(t *testing.T) {
 					want = uint32(fp32ToBF16(want)) << 16
 				case FP16:
 					want = fp16ToFP32(fp32ToFP16(want))
+				default: // FP32 holds all of them
 				}
 				if got := decode(dst, to, i); got != want {
 					t.Errorf("%v to %v: %v is %#08x, want %#08x", from, to, values[i], got, want)

@@ -104,7 +104,7 @@ func NewGeometry(s Spec) (*Geometry, error) {
 // disks and networks use. It has no sink, for nobody computes in it.
 // Kind: fault.Invalid.
 func (g *Geometry) Packed(pages int) (*Geometry, error) {
-	return g.packed(pages, func(layers []Layer, pages int64) {
+	return g.packed(pages, func(layers []Layer, _ int64) {
 		var off int64
 		for _, l := range layers {
 			slices.SortStableFunc(l.Planes, func(a, b Plane) int { return cmp.Compare(a.Kind, b.Kind) })
@@ -294,13 +294,14 @@ func (s *Spec) sorted() []Layer {
 	return layers
 }
 
-func (s Spec) clone() Spec {
-	s.Layers = slices.Clone(s.Layers)
-	for i := range s.Layers {
-		s.Layers[i].Planes = slices.Clone(s.Layers[i].Planes)
+func (s *Spec) clone() Spec {
+	c := *s
+	c.Layers = slices.Clone(c.Layers)
+	for i := range c.Layers {
+		c.Layers[i].Planes = slices.Clone(c.Layers[i].Planes)
 	}
-	s.RegionBytes = slices.Clone(s.RegionBytes)
-	return s
+	c.RegionBytes = slices.Clone(c.RegionBytes)
+	return c
 }
 
 // fingerprint hashes the fields in the order of their declaration, numbers as 8

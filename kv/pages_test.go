@@ -26,9 +26,9 @@ func TestOrderCopies_Plans(t *testing.T) {
 		}
 		return fmt.Sprint(id)
 	}
-	datadriven.RunTest(t, "testdata/copies", func(t *testing.T, d *datadriven.TestData) string {
+	datadriven.RunTest(t, "testdata/copies", func(_ *testing.T, d *datadriven.TestData) string {
 		var pairs []page.Pair
-		for _, field := range strings.Fields(d.Input) {
+		for field := range strings.FieldsSeq(d.Input) {
 			var p page.Pair
 			if _, err := fmt.Sscanf(field, "%d<-%d", &p.Dst, &p.Src); err != nil {
 				return err.Error()
@@ -129,7 +129,7 @@ func TestCache_CopyPagesIsAsIfAllWereReadFirst(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer owned.Close()
+			defer func() { _ = owned.Close() }()
 			for i, m := range c.regions {
 				copy(owned.regions[i].Bytes(), m.Bytes())
 			}

@@ -27,7 +27,7 @@ type Box struct {
 }
 
 // Bytes returns the bytes that the box copies.
-func (b *Box) Bytes() int64 { return b.Width * int64(b.Rows) * int64(b.Slices) }
+func (b Box) Bytes() int64 { return b.Width * int64(b.Rows) * int64(b.Slices) }
 
 // Route is how the pages of one cache lie in another, worked out once. It is
 // immutable and may be used from any goroutine.

@@ -199,6 +199,7 @@ func (c *Cache) halves(out *[2]half, layer int, pages []page.ID, slots []int32) 
 		planes[1] = l.find(V)
 	case Latent:
 		n = 1
+	default: // KV: both in one plane
 	}
 	for i, pl := range planes[:n] {
 		h := &out[i]

@@ -147,8 +147,9 @@ func (e element) index(layout Layout, t0 int, pageAxis bool) (index []int) {
 		return append(index, e.k, e.token-t0, e.head, e.dim)
 	case HND:
 		return append(index, e.k, e.head, e.token-t0, e.dim)
+	default:
+		return append(index, e.token-t0, e.dim)
 	}
-	return append(index, e.token-t0, e.dim)
 }
 
 func TestView_ElementsLieWhereTheWalkSays(t *testing.T) {

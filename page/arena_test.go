@@ -48,7 +48,7 @@ func runArena(t *testing.T, arena **Arena, d *datadriven.TestData) string {
 		return fmt.Sprintf("%v: %v", fault.KindOf(err), err)
 	}
 	var list []ID
-	for _, f := range strings.Fields(d.Input) {
+	for f := range strings.FieldsSeq(d.Input) {
 		var id ID
 		if _, err := fmt.Sscan(f, &id); err != nil {
 			d.Fatalf(t, "%v", err)

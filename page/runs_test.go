@@ -171,7 +171,7 @@ func BenchmarkAppendRuns(b *testing.B) {
 		name string
 		make func(pairs []Pair)
 	}{
-		{"ascending", func(pairs []Pair) {}},
+		{"ascending", func([]Pair) {}},
 		{"descending", slices.Reverse[[]Pair]},
 		{"shuffled", func(pairs []Pair) {
 			rand.New(rand.NewPCG(1, 1)).Shuffle(len(pairs), func(i, j int) { pairs[i], pairs[j] = pairs[j], pairs[i] })

@@ -12,6 +12,7 @@ const pathPages = 24
 
 // benchRig is a store of pages without bytes, filled with paths that share nothing.
 func benchRig(b *testing.B, device, host, paths int) (*rig, [][]page.Key) {
+	b.Helper()
 	r := newRig(b, setup{device: device, host: host})
 	keys := make([][]page.Key, paths)
 	for p := range keys {

@@ -272,7 +272,11 @@ func (s *Store) finishPromotion(j *job, failure error) {
 		e.part.flight = nil
 		if failure != nil {
 			s.stats.CopyFailed++
-			s.releaseDevice(e)
+			if e.holds > 0 { // it must not be lost
+				s.releaseDevice(e)
+			} else { // else it would be found again and again, and never come
+				s.drop(r, e, fault.CopyFailed)
+			}
 			continue
 		}
 		s.note(r, promoted, e.part.device)
@@ -306,18 +310,25 @@ type Loaded struct {
 	refs []Ref
 }
 
-// CorruptError says which of the pages asked for failed its check.
+// CorruptError says which of the pages asked for was discarded: its bytes failed their
+// check, or the copy of it failed.
 type CorruptError struct {
 	Index   int // in refs
+	Why     fault.Reason
 	History string
 }
 
 func (e *CorruptError) Error() string {
-	return fmt.Sprintf("page %d of the prefix failed its check and was discarded (%s)", e.Index, e.History)
+	return fmt.Sprintf("page %d of the prefix was discarded: %v (%s)", e.Index, e.Why, e.History)
 }
 
 // Unwrap makes errors.Is(err, fault.Corrupt) hold.
 func (*CorruptError) Unwrap() error { return fault.Corrupt }
+
+// discarded is the error about a dropped entry, the i-th of those asked for.
+func (s *Store) discarded(i int, r Ref) *CorruptError {
+	return &CorruptError{Index: i, Why: s.ghosts.why(s.index.hash(&s.index.keys[r])), History: s.history(r)}
+}
 
 // Missing is how many of refs are not on the device: the fresh pages that Load
 // needs. While they are pinned it can shrink, as others load them, and grow only when
@@ -382,7 +393,7 @@ func (s *Store) departing(refs []Ref, l *Loaded) error {
 	for i, r := range refs {
 		e := &s.entries[r]
 		if e.state != kept {
-			return &CorruptError{Index: i, History: s.history(r)}
+			return s.discarded(i, r)
 		}
 		if e.part.device == page.None {
 			l.ids, l.want, l.refs = append(l.ids, e.part.host), append(l.want, e.part.sum), append(l.refs, Ref(i))
@@ -407,11 +418,12 @@ func (s *Store) compare(refs []Ref, l *Loaded) error {
 			// What was summed may be another page by now. place looks at it again.
 			continue
 		}
-		err := &CorruptError{Index: int(i), History: s.history(r)}
 		if e.state == kept && e.part.flight == nil {
 			s.stats.Corrupted++
 			s.corrupt(r, e)
 		}
+		err := s.discarded(int(i), r)
+		err.Why = fault.Corrupted
 		return err
 	}
 	return nil
@@ -461,7 +473,7 @@ func (s *Store) promote(refs []Ref, fresh []page.ID) (jobs []*job, err error) {
 		e := &s.entries[r]
 		switch {
 		case e.state != kept:
-			return jobs, &CorruptError{Index: i, History: s.history(r)}
+			return jobs, s.discarded(i, r)
 		case e.part.device != page.None:
 			continue
 		case used == len(fresh):

@@ -106,6 +106,7 @@ func (s *Store) chooseVictims(n int) (v victims, err error) {
 func (s *Store) demote(oldest []int32) (v victims) {
 	toHost := 0
 	for _, i := range oldest {
+		s.touched ^= s.moves[i].n
 		s.host.Remove(i) // no host page is evicted to make room for its own device page
 		if s.entries[i].part.host == page.None {
 			toHost++
@@ -159,8 +160,7 @@ func (s *Store) claim(n int) []page.ID {
 		return s.hosts
 	}
 	// Fewer could be evicted, or somebody else who uses the pool was faster.
-	var full *page.FullError
-	if errors.As(err, &full) {
+	if full, ok := errors.AsType[*page.FullError](err); ok {
 		s.hosts, err = s.pool.Claim(s.hosts[:0], min(n, full.Free))
 	}
 	s.must(err)
@@ -172,6 +172,10 @@ func (s *Store) claim(n int) []page.ID {
 func (s *Store) evictHost(n int) {
 	before := len(s.chosen) // the caller's victims are in front
 	s.chosen = s.host.AppendOldest(s.chosen, n)
+	for _, v := range s.chosen[before:] {
+		h := s.index.hash(&s.index.keys[v])
+		s.touched ^= s.index.touch(h) ^ s.ghosts.touch(h) ^ s.entries[v].epoch
+	}
 	s.ids = s.ids[:0]
 	for _, v := range s.chosen[before:] {
 		r, e := Ref(v), &s.entries[v]

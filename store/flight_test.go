@@ -96,8 +96,10 @@ func TestUnpin_DuringACopyKeepsThePathInOrder(t *testing.T) {
 		r.end(u)
 		release()
 		r.settled()
-		r.wantList(&r.store.host, "abc", "ab", "a")
+		r.wantList(&r.store.host)
+		r.wantWhere("abc", "copy failed, copy failed, copy failed")
 		r.free(4)
+		r.hostFree(4)
 	})
 	t.Run("AbandonedReservations", func(t *testing.T) {
 		r := newRig(t, setup{device: 4, host: 4, bytes: true})

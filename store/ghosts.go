@@ -44,6 +44,9 @@ func (g *ghosts) bytes() int64 { return int64(len(g.ring))*8 + int64(len(g.table
 // print makes a fingerprint of a hash: never 0, whatever the reason.
 func print(h uint64) uint64 { return (h | 1<<reasonBits) &^ (1<<reasonBits - 1) }
 
+// touch is to ghosts what it is to the index.
+func (g *ghosts) touch(h uint64) uint32 { return g.table[uint32(print(h)>>32)>>g.shift].tag }
+
 // find returns the cell of a print, or the empty cell where it would go.
 func (g *ghosts) find(print uint64) int {
 	mask, tag := len(g.table)-1, uint32(print>>32)

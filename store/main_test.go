@@ -187,7 +187,7 @@ func (r *rig) bytesOf(id page.ID) []byte {
 
 // write is the engine's: at once, or on its stream when the store knows of it.
 func (r *rig) write(id page.ID, k page.Key) {
-	if !r.setup.bytes {
+	if !r.bytes {
 		return
 	}
 	if r.setup.compute {
@@ -220,7 +220,7 @@ func (r *rig) enqueueRead(id page.ID) []byte {
 
 // holds reports whether a device page has the bytes of k, as the engine sees them.
 func (r *rig) holds(id page.ID, k page.Key) bool {
-	if !r.setup.bytes {
+	if !r.bytes {
 		return true
 	}
 	got := r.bytesOf(id)
@@ -420,8 +420,8 @@ func (r *rig) check(held map[page.ID]int) error {
 	}
 	err := r.arena.Check(func(id page.ID) int { return owners[id] + held[id] })
 	if r.pool != nil {
-		if free := r.pool.NumFree(); free+onHost+claimed != r.setup.host {
-			err = errors.Join(err, fmt.Errorf("%d host pages free, %d kept, %d claimed, %d in all", free, onHost, claimed, r.setup.host))
+		if free := r.pool.NumFree(); free+onHost+claimed != r.host {
+			err = errors.Join(err, fmt.Errorf("%d host pages free, %d kept, %d claimed, %d in all", free, onHost, claimed, r.host))
 		}
 	}
 	s.mu.Unlock()

@@ -50,8 +50,9 @@ func (s *Store) Why(answers []Answer, keys []page.Key, limit int) []Answer {
 func (s *Store) walk(keys []page.Key, limit int, refs []Ref, answers []Answer, pin bool) ([]Ref, []Answer) {
 	prefix := true
 	answers = slices.Grow(answers, len(keys))
+	s.hashAll(keys)
 	for i := range keys {
-		h := s.index.hash(&keys[i])
+		h := s.hashes[i]
 		r := s.index.lookup(&keys[i], h)
 		switch {
 		case r == NoRef:
@@ -73,6 +74,16 @@ func (s *Store) walk(keys []page.Key, limit int, refs []Ref, answers []Answer, p
 		}
 	}
 	return refs, answers
+}
+
+// hashAll fills s.hashes, and has what they lead to fetched side by side.
+func (s *Store) hashAll(keys []page.Key) {
+	s.hashes = s.hashes[:0]
+	for i := range keys {
+		h := s.index.hash(&keys[i])
+		s.hashes = append(s.hashes, h)
+		s.touched ^= s.index.touch(h) ^ s.ghosts.touch(h)
+	}
 }
 
 // tier says where an entry is. A page that is on its way is still on the host.
@@ -127,8 +138,7 @@ func (s *Store) unpin(refs []Ref) {
 			return
 		}
 	}
-	for i := len(refs) - 1; i >= 0; i-- {
-		r := refs[i]
+	for _, r := range slices.Backward(refs) {
 		if r == NoRef || s.entries[r].state == absent { // absent: abandoned
 			continue
 		}

@@ -274,8 +274,7 @@ func (m *model) load(i int) error {
 	if _, err := m.arena.Release(fresh[l.Used:]); err != nil {
 		return err
 	}
-	var corrupt *CorruptError
-	if errors.As(err, &corrupt) {
+	if corrupt, ok := errors.AsType[*CorruptError](err); ok {
 		path, k := e.path[:corrupt.Index+1], e.known[corrupt.Index]
 		if !k.bad {
 			return fmt.Errorf("page %q is called corrupt, and nobody damaged it: %w", e.path[:corrupt.Index+1], err)
@@ -293,13 +292,13 @@ func (m *model) load(i int) error {
 	if m.rng.IntN(4) == 0 {
 		return nil // they may still be on their way
 	}
-	return m.rig.verify(&e.use)
+	return m.verify(&e.use)
 }
 
 func (m *model) reserve(e *engine) error {
 	keys := e.keys[e.hits:]
 	if len(keys) == 0 {
-		return m.rig.verify(&e.use)
+		return m.verify(&e.use)
 	}
 	refs, err := m.store.Reserve(nil, keys)
 	if err != nil {
@@ -383,13 +382,13 @@ func (m *model) commit(i int) error {
 	e.pages = append(e.pages, own...)
 	e.refs = append(e.refs, e.reserved...)
 	e.reserved, e.paths, e.mine, e.hits = nil, nil, nil, len(e.keys)
-	return m.rig.verify(&e.use)
+	return m.verify(&e.use)
 }
 
 // goAway gives the engine's pages up, and holds its entries; sometimes they go down at
 // once.
 func (m *model) goAway(e *engine) error {
-	if err := m.rig.verify(&e.use); err != nil {
+	if err := m.verify(&e.use); err != nil {
 		return err
 	}
 	if _, err := m.arena.Release(e.pages); err != nil {
@@ -450,7 +449,7 @@ func (m *model) finish(i int) error {
 	}
 	if e.loaded {
 		m.did["hit"] += e.hits
-		if err := m.rig.verify(&e.use); err != nil {
+		if err := m.verify(&e.use); err != nil {
 			return err
 		}
 	}
@@ -479,7 +478,7 @@ func (m *model) damage() {
 	paths := slices.Sorted(maps.Keys(m.keys))
 	m.rng.Shuffle(len(paths), func(i, j int) { paths[i], paths[j] = paths[j], paths[i] })
 	for _, path := range paths {
-		k := m.rig.key(path)
+		k := m.key(path)
 		r := s.index.lookup(&k, s.index.hash(&k))
 		if r == NoRef || s.entries[r].state != kept {
 			continue

@@ -51,6 +51,8 @@ func TestScrub_FindsAFlippedByteAnywhere(t *testing.T) {
 
 // The scrubber runs by itself once no look-up came for a while, and rests after a
 // round.
+//
+//nolint:forbidigo // Sleep moves the time of the bubble
 func TestScrubber_LooksWhenNobodyElseDoes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, setup{device: 4, host: 4, bytes: true, scrubAfter: time.Minute})

@@ -181,6 +181,8 @@ type Store struct {
 	moves    []moves   // by entry; guarded by mu
 	lookups  uint64    // guarded by mu
 	stats    Stats     // guarded by mu
+	hashes   []uint64  // scratch; guarded by mu
+	touched  uint32    // what touch has read, so that it is read; guarded by mu
 	ids      []page.ID // scratch; guarded by mu
 	hosts    []page.ID // scratch; guarded by mu
 	chosen   []int32   // scratch; guarded by mu

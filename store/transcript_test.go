@@ -179,7 +179,7 @@ func (x *transcript) run(t *testing.T, d *datadriven.TestData) string {
 		r.end(&h.use)
 		return "ok"
 	case "fill": // puts and ends each word
-		for _, p := range strings.Fields(d.Input) {
+		for p := range strings.FieldsSeq(d.Input) {
 			r.fill(p)
 		}
 		return "ok"

@@ -39,7 +39,7 @@ func bind(cmd *cobra.Command, environ []string) error {
 		}
 		env[name] = value
 		if !slices.ContainsFunc(known, func(f string) bool { return envName(f) == name }) {
-			fmt.Fprintf(cmd.ErrOrStderr(), "kvferry: warning: %s is not an option and has no effect\n", name)
+			_, _ = fmt.Fprintf(cmd.ErrOrStderr(), "kvferry: warning: %s is not an option and has no effect\n", name)
 		}
 	}
 	if config := cmd.Flags().Lookup("config"); config != nil {
@@ -126,8 +126,7 @@ func readConfig(path string, known []string) (map[string]string, error) {
 	var doc map[string]any
 	if err := toml.Unmarshal(b, &doc); err != nil {
 		where := path
-		var at *toml.DecodeError
-		if errors.As(err, &at) {
+		if at, ok := errors.AsType[*toml.DecodeError](err); ok {
 			line, _ := at.Position()
 			where = fmt.Sprintf("%s:%d", path, line)
 		}

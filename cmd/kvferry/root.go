@@ -7,16 +7,16 @@ import (
 	"os"
 	"os/signal"
 	"strings"
-	"syscall"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/kvferry/kvferry/fault"
 )
 
 // run executes one command line and returns its exit status.
 func run(args []string, stdout, stderr io.Writer) int {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
 	defer stop()
 	// A second signal ends the process at once.
 	context.AfterFunc(ctx, stop)
@@ -35,9 +35,9 @@ func report(stderr io.Writer, err error) {
 	if err == nil {
 		return
 	}
-	fmt.Fprintf(stderr, "kvferry: error: %v\n", err)
+	_, _ = fmt.Fprintf(stderr, "kvferry: error: %v\n", err)
 	if hint := fault.RemedyOf(err); hint != "" {
-		fmt.Fprintf(stderr, "kvferry: hint: %s\n", hint)
+		_, _ = fmt.Fprintf(stderr, "kvferry: hint: %s\n", hint)
 	}
 }
 

@@ -71,7 +71,7 @@ func open(t *testing.T, h Harness, dst, src func() (*kv.Geometry, error)) *rig {
 	if r.s, err = h.Device.NewStream("copies"); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { r.s.Close() })
+	t.Cleanup(func() { _ = r.s.Close() }) // a case may have failed it or closed it
 	make := func(side string, g func() (*kv.Geometry, error)) *kv.Cache {
 		geometry, err := g()
 		if err != nil {
@@ -81,7 +81,7 @@ func open(t *testing.T, h Harness, dst, src func() (*kv.Geometry, error)) *rig {
 		if err != nil {
 			t.Fatalf("%s: %v", side, err)
 		}
-		t.Cleanup(func() { c.Close() })
+		t.Cleanup(func() { _ = c.Close() }) // the device tells what stays behind
 		for i := range geometry.Regions() {
 			m, _ := c.Region(i)
 			r.write(m, pattern(side, i, m.Size()))
@@ -130,7 +130,7 @@ func (r *rig) move(dst, src *device.Memory, n int64) {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	defer s.Close()
+	defer func() { _ = s.Close() }() // Sync has told
 	err = s.Copy([]device.Op{{Dst: dst, Src: src, Bytes: n}})
 	if err = errors.Join(err, s.Sync(r.t.Context())); err != nil {
 		r.t.Fatal(err)
@@ -355,13 +355,13 @@ func memories(t *testing.T, h Harness, n int64) (r *rig, dst, src *device.Memory
 	if r.s, err = h.Device.NewStream("rows"); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { r.s.Close() })
+	t.Cleanup(func() { _ = r.s.Close() }) // a case may have failed it or closed it
 	for _, m := range []**device.Memory{&dst, &src} {
 		if *m, err = h.Device.Alloc(n); err != nil {
 			t.Fatal(err)
 		}
 		memory := *m
-		t.Cleanup(func() { memory.Free() })
+		t.Cleanup(func() { _ = memory.Free() }) // the device tells what stays behind
 	}
 	r.write(dst, pattern("destination", 0, n))
 	r.write(src, pattern("source", 0, n))
@@ -489,7 +489,7 @@ func manyGoroutines(t *testing.T, h Harness) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer second.Close()
+	defer func() { _ = second.Close() }()
 	var wg sync.WaitGroup
 	for i := range 16 {
 		wg.Go(func() {

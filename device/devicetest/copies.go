@@ -62,7 +62,7 @@ var copyCases = []testCase{
 		const size = 3<<20 + 100
 		from, before := contents('s', 0, size), contents('d', 0, size)
 		src, s := r.alloc(size), r.stream("s")
-		r.write(src, 0, from)
+		r.write(src, from)
 		for _, c := range []struct{ dstOff, srcOff, n int64 }{
 			{0, 0, size},
 			{0, 0, 1},
@@ -76,7 +76,7 @@ var copyCases = []testCase{
 			{size, size, 0},
 		} {
 			dst := r.alloc(size)
-			r.write(dst, 0, before)
+			r.write(dst, before)
 			r.copy(s, device.Op{Dst: dst, Src: src, DstOff: c.dstOff, SrcOff: c.srcOff, Bytes: c.n})
 			r.sync(s)
 			want := bytes.Clone(before)

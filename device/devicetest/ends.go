@@ -96,7 +96,7 @@ var endCases = []testCase{
 	{"Close_RunsWhatWasEnqueued", func(r *rig) {
 		const n, size = 200, 512
 		src, dst, s := r.page(n*size, 's'), r.alloc(n*size), r.stream("s")
-		for i := int64(0); i < n; i++ {
+		for i := range int64(n) {
 			r.copy(s, device.Op{Dst: dst, Src: src, DstOff: i * size, SrcOff: i * size, Bytes: size})
 		}
 		e, t := r.record(s), r.signal(s)

@@ -87,7 +87,7 @@ var eventCases = []testCase{
 		// A chain in which each copy reads what the one before has written.
 		const links, size = 200, 1 << 10
 		m, s := r.alloc(links*size), r.stream("s")
-		r.write(m, 0, contents('a', 0, size))
+		r.write(m, contents('a', 0, size))
 		for i := int64(1); i < links; i++ {
 			r.copy(s, device.Op{Dst: m, Src: m, DstOff: i * size, SrcOff: (i - 1) * size, Bytes: size})
 		}

@@ -124,7 +124,7 @@ func (r *rig) alloc(bytes int64) *device.Memory {
 func (r *rig) page(bytes int64, who byte) *device.Memory {
 	r.Helper()
 	m := r.alloc(bytes)
-	r.write(m, 0, contents(who, 0, bytes))
+	r.write(m, contents(who, 0, bytes))
 	return m
 }
 
@@ -226,13 +226,13 @@ func (r *rig) stillOpen(what string, t *device.Ticket) {
 	}
 }
 
-func (r *rig) write(m *device.Memory, off int64, b []byte) {
+func (r *rig) write(m *device.Memory, b []byte) {
 	r.Helper()
 	if r.Write != nil {
-		r.must(r.Write(m, off, b))
+		r.must(r.Write(m, 0, b))
 		return
 	}
-	copy(m.Bytes()[off:][:len(b)], b)
+	copy(m.Bytes()[:len(b)], b)
 }
 
 func (r *rig) read(m *device.Memory, off, n int64) []byte {

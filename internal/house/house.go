@@ -17,7 +17,9 @@
 //
 // Every module that is imported is listed with the part of the tree that may
 // import it: the library, the command, or tests only. What a program links that
-// embeds kvferry is found by [Linked], and a test keeps the list of it.
+// embeds kvferry is found by [Linked], and a test keeps the list of it. Packages of
+// the standard library are the linter's business, but for C: a build without cgo
+// leaves the files that import it out, and so does a linter.
 //
 // # Documents
 //
@@ -29,7 +31,6 @@
 package house
 
 import (
-	"bytes"
 	"fmt"
 	"go/ast"
 	"go/parser"
@@ -49,11 +50,6 @@ type Plan struct {
 	Rows [][]string
 	// Modules says for every other module who may import it.
 	Modules map[string]Scope
-	// Homes says for packages of the standard library that do not belong
-	// everywhere which folders may import them, outside of tests.
-	Homes map[string]Home
-	// MaxLines is the length of the longest file.
-	MaxLines int
 }
 
 // Scope is the part of the tree that may import a module.
@@ -65,13 +61,6 @@ const (
 	Command       // folder cmd
 	Tests         // test files and suites
 )
-
-// Home is where a package of the standard library may be imported, and what
-// others do instead.
-type Home struct {
-	Folders []string
-	Instead string
-}
 
 // Kvferry is the plan of this repository. Folders that are not made yet have
 // their row already.
@@ -106,13 +95,6 @@ func Kvferry() Plan {
 			"go.uber.org/goleak":                Tests,
 			"pgregory.net/rapid":                Tests,
 		},
-		Homes: map[string]Home{
-			"C":         {nil, "open libraries at run time: every build works with CGO_ENABLED=0"},
-			"unsafe":    {[]string{"device", "internal/dl", "internal/abi"}, "take bytes and addresses from device.Memory"},
-			"log":       {nil, "take a *slog.Logger, or return the error"},
-			"math/rand": {nil, "use math/rand/v2"},
-		},
-		MaxLines: 600,
 	}
 }
 
@@ -140,9 +122,6 @@ func (p Plan) Check(tree fs.FS) ([]Violation, error) {
 		if from.row < 0 && !unknown[from.top] {
 			unknown[from.top] = true
 			report(1, "folder %s is in no row: give it one, or put the code into the folder whose job it is", from.top)
-		}
-		if n := bytes.Count(src, []byte("\n")); n > p.MaxLines {
-			report(p.MaxLines+1, "%d lines: the limit is %d", n, p.MaxLines)
 		}
 		set := token.NewFileSet()
 		file, err := parser.ParseFile(set, name, src, parser.ImportsOnly|parser.SkipObjectResolution)
@@ -233,9 +212,12 @@ func (p Plan) judge(from place, imported string) string {
 	if dir, own := strings.CutPrefix(imported, p.Module+"/"); own {
 		return p.judgeOwn(from, p.placeOf(dir))
 	}
+	if imported == "C" {
+		return "imports C: every build works with CGO_ENABLED=0, so libraries are opened at run time"
+	}
 	first, _, _ := strings.Cut(imported, "/")
-	if !strings.Contains(first, ".") {
-		return p.judgeStandard(from, imported)
+	if !strings.Contains(first, ".") { // of the standard library
+		return ""
 	}
 	switch module := p.moduleOf(imported); {
 	case module == "":
@@ -273,17 +255,6 @@ func (p Plan) judgeOwn(from, to place) string {
 		return fmt.Sprintf("imports %s, which is not in a row below: the rows are %s", to.dir, p.rows())
 	}
 	return ""
-}
-
-func (p Plan) judgeStandard(from place, imported string) string {
-	home, ok := p.Homes[imported]
-	if !ok || from.test && imported == "unsafe" {
-		return ""
-	}
-	if slices.ContainsFunc(home.Folders, func(f string) bool { return from.dir == f || strings.HasPrefix(from.dir, f+"/") }) {
-		return ""
-	}
-	return fmt.Sprintf("imports %s: %s", imported, home.Instead)
 }
 
 // moduleOf returns the listed module that has the package, or "".

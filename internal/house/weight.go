@@ -36,7 +36,7 @@ func Linked(root, cache, arch string) ([]string, error) {
 			continue
 		}
 		seen[imported] = true
-		dir := root
+		var dir string
 		if rest, ok := mod.below(imported, mod.path); ok {
 			dir = filepath.Join(root, rest)
 		} else {

@@ -21,7 +21,8 @@ const (
 // pages come, beside the same with pages handed out in the order in which they
 // became free. Kinds: fault.Invalid; or ctx's error.
 func Alloc(ctx context.Context, o Options) (*Report, error) {
-	if err := o.check(); err != nil {
+	o, err := o.check()
+	if err != nil {
 		return nil, err
 	}
 	r := newReport("alloc", o)

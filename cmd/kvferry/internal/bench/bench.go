@@ -78,9 +78,9 @@ func DefaultOptions() Options {
 	return Options{Runs: 9, Seed: 1, Threads: 1, MiB: 256, Allocations: 1_000_000, DevicePages: 2048, HostPages: 7952}
 }
 
-// check refuses options that can't be measured, and chooses the clock. Kind:
+// check refuses options that can't be measured, and returns o with a clock. Kind:
 // fault.Invalid.
-func (o *Options) check() error {
+func (o Options) check() (Options, error) {
 	for _, f := range []struct {
 		flag        string
 		value       int64
@@ -96,15 +96,15 @@ func (o *Options) check() error {
 		{"--row-bytes", o.RowBytes, 0, kv.MaxDim},
 	} {
 		if f.value < f.least || f.value > f.most {
-			return fault.New(fault.Invalid, f.flag, "%d is not in %d…%d", f.value, f.least, f.most)
+			return o, fault.New(fault.Invalid, f.flag, "%d is not in %d…%d", f.value, f.least, f.most)
 		}
 	}
 	if (o.RowBytes == 0) != (o.Layers == 0) {
-		return fault.New(fault.Invalid, "--row-bytes", "goes with --layers, and only one of the two was given").
+		return o, fault.New(fault.Invalid, "--row-bytes", "goes with --layers, and only one of the two was given").
 			Hint("for example --row-bytes 65536 --layers 32")
 	}
 	if o.Model != "" && o.RowBytes != 0 {
-		return fault.New(fault.Invalid, "--model", "%s contradicts --row-bytes %d", o.Model, o.RowBytes).Hint("drop one of the two")
+		return o, fault.New(fault.Invalid, "--model", "%s contradicts --row-bytes %d", o.Model, o.RowBytes).Hint("drop one of the two")
 	}
 	switch {
 	case o.Clock == "" && o.Threads == 1:
@@ -112,16 +112,16 @@ func (o *Options) check() error {
 	case o.Clock == "":
 		o.Clock = Wall
 	case o.Clock != CPU && o.Clock != Wall:
-		return fault.New(fault.Invalid, "--clock", "no such choice: %q", o.Clock).Hint("there are %s, %s", CPU, Wall)
+		return o, fault.New(fault.Invalid, "--clock", "no such choice: %q", o.Clock).Hint("there are %s, %s", CPU, Wall)
 	case o.Clock == CPU && o.Threads > 1:
-		return fault.New(fault.Invalid, "--clock", "%s counts the time of all %d threads", CPU, o.Threads).
+		return o, fault.New(fault.Invalid, "--clock", "%s counts the time of all %d threads", CPU, o.Threads).
 			Hint("use --clock %s with several threads", Wall)
 	}
 	switch o.Arrangement {
 	case "", LayerMajor, PageMajor, KVFirst:
-		return nil
+		return o, nil
 	}
-	return fault.New(fault.Invalid, "--arrangement", "no such choice: %q", o.Arrangement).
+	return o, fault.New(fault.Invalid, "--arrangement", "no such choice: %q", o.Arrangement).
 		Hint("there are %s, %s, %s", LayerMajor, PageMajor, KVFirst)
 }
 

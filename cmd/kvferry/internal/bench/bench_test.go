@@ -154,7 +154,7 @@ func TestOptions_AreRefusedByName(t *testing.T) {
 	} {
 		o := DefaultOptions()
 		tc.change(&o)
-		err := o.check()
+		_, err := o.check()
 		if fault.KindOf(err) != fault.Invalid || !strings.Contains(err.Error(), tc.flag+": ") {
 			t.Errorf("%s: got %v", tc.flag, err)
 		}

@@ -23,7 +23,8 @@ const pageTokens = 16
 // Kinds: fault.Invalid, fault.Unsupported (an arrangement that a model can't have),
 // fault.Memory, fault.Corrupt; or ctx's error.
 func Copy(ctx context.Context, o Options) (*Report, error) {
-	if err := o.check(); err != nil {
+	o, err := o.check()
+	if err != nil {
 		return nil, err
 	}
 	shapes, err := o.shapes()

@@ -25,7 +25,8 @@ const prefixPages = 24
 // included, the calls of the store one by one, and apart from them what the keys
 // cost. Kinds: those of replay.Run; or ctx's error.
 func Store(ctx context.Context, o Options) (*Report, error) {
-	if err := o.check(); err != nil {
+	o, err := o.check()
+	if err != nil {
 		return nil, err
 	}
 	r := newReport("store", o)

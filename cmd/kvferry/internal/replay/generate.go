@@ -3,6 +3,7 @@ package replay
 import (
 	"container/heap"
 	"math/rand/v2"
+	"slices"
 )
 
 // DefaultRequests is the length of the built-in chat load.
@@ -113,7 +114,7 @@ func (c *chat) next() Request {
 	if len(c.live) == 0 || c.start <= c.live[0].at {
 		return c.say(c.begin())
 	}
-	return c.say(heap.Pop(&c.live).(*talk))
+	return c.say(heap.Pop(&c.live).(*talk)) //nolint:errcheck // say pushes nothing else
 }
 
 // begin starts a conversation. What it shares with others is cut at whole ids.
@@ -142,7 +143,7 @@ func (c *chat) say(t *talk) Request {
 	ids := t.ids
 	if t.tokens%IDTokens != 0 {
 		// What the last, partial block is called changes when it grows.
-		ids = c.appendFresh(ids[:len(ids):len(ids)], 1)
+		ids = c.appendFresh(slices.Clip(ids), 1)
 	}
 	req.IDs = c.slab.copyOf(ids)
 
@@ -183,17 +184,21 @@ type talk struct {
 // talks is a heap by time.
 type talks []*talk
 
-func (q talks) Len() int { return len(q) }
+func (q *talks) Len() int { return len(*q) }
 
-func (q talks) Less(i, j int) bool {
-	if q[i].at != q[j].at {
-		return q[i].at < q[j].at
+func (q *talks) Less(i, j int) bool {
+	a, b := (*q)[i], (*q)[j]
+	if a.at != b.at {
+		return a.at < b.at
 	}
-	return q[i].serial < q[j].serial
+	return a.serial < b.serial
 }
 
-func (q talks) Swap(i, j int) { q[i], q[j] = q[j], q[i] }
-func (q *talks) Push(x any)   { *q = append(*q, x.(*talk)) }
+func (q *talks) Swap(i, j int) { (*q)[i], (*q)[j] = (*q)[j], (*q)[i] }
+
+func (q *talks) Push(x any) {
+	*q = append(*q, x.(*talk)) //nolint:errcheck // say pushes nothing else
+}
 
 func (q *talks) Pop() any {
 	old := *q

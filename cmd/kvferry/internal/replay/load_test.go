@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -39,11 +40,11 @@ func (s *simulator) serve(keys []page.Key) (hits int) {
 	for hits < len(keys) && s.nodes[keys[hits]] != nil {
 		hits++
 	}
-	for i := len(keys) - 1; i >= 0; i-- {
-		n := s.nodes[keys[i]]
+	for _, key := range slices.Backward(keys) {
+		n := s.nodes[key]
 		if n == nil {
-			n = &node{key: keys[i]}
-			s.nodes[keys[i]] = n
+			n = &node{key: key}
+			s.nodes[key] = n
 		} else {
 			n.unlink()
 		}

@@ -23,48 +23,49 @@ const spare = 64 << 20
 // bookBytes is what the books of a page take, bytes or not: entries, lists, owners.
 const bookBytes = 512
 
-// size settles how many pages the pools have, and refuses sizes that can't work
+// size returns o with the pages that the pools have, and refuses sizes that can't work
 // before anything is made.
-func (o *Options) size(t *Trace, r *Result) error {
+func (o Options) size(t *Trace, r *Result) (Options, error) {
 	one, err := o.geometry(1)
 	if err != nil {
-		return err
+		return o, err
 	}
 	r.PageBytes = one.PageBytes()
 	_, largest := t.Largest(o.PageSize)
 	auto := [2]bool{o.DevicePages == Auto, o.HostPages == Auto}
-	o.defaultPages(largest)
+	o = o.withDefaultPages(largest)
 	if err := CheckFits(t, o.PageSize, o.DevicePages); err != nil {
-		return err
+		return o, err
 	}
 	room, err := device.AvailableMemory()
 	if err != nil {
-		return err
+		return o, err
 	}
-	if err := o.fit(r, auto, largest, max(0, room-spare)/11*10/(r.PageBytes+bookBytes)); err != nil {
-		return err
+	if o, err = o.fit(r, auto, largest, max(0, room-spare)/11*10/(r.PageBytes+bookBytes)); err != nil {
+		return o, err
 	}
 	r.DevicePages, r.HostPages = int64(o.DevicePages), int64(o.HostPages)
 	r.PoolBytes = int64(o.DevicePages+1+o.HostPages) * r.PageBytes
-	return nil
+	return o, nil
 }
 
-// defaultPages settles what was left to Auto, whatever memory there is.
-func (o *Options) defaultPages(largest int) {
+// withDefaultPages settles what was left to Auto, whatever memory there is.
+func (o Options) withDefaultPages(largest int) Options {
 	if o.DevicePages == Auto {
 		o.DevicePages = max(DefaultDevicePages, largest)
 	}
 	if o.HostPages == Auto {
 		o.HostPages = DefaultHostPages
 	}
+	return o
 }
 
 // fit makes the pools that may be chosen smaller until all fit into room pages,
 // and says so. The sink takes one.
-func (o *Options) fit(r *Result, auto [2]bool, largest int, room int64) error {
+func (o Options) fit(r *Result, auto [2]bool, largest int, room int64) (Options, error) {
 	need := func() int64 { return int64(o.DevicePages) + 1 + int64(o.HostPages) }
 	if need() <= room {
-		return nil
+		return o, nil
 	}
 	half := room / 2 // by default nobody wants to give a replay all of the memory
 	switch {
@@ -77,16 +78,16 @@ func (o *Options) fit(r *Result, auto [2]bool, largest int, room int64) error {
 		o.HostPages = int(max(0, min(int64(o.HostPages), half-int64(o.DevicePages)-1)))
 	}
 	if need() > room {
-		return fault.New(fault.Memory, "pools", "%d device pages (with the sink) and %d host pages, each of %s and %d bytes of books: there is memory for %d pages",
+		return o, fault.New(fault.Memory, "pools", "%d device pages (with the sink) and %d host pages, each of %s and %d bytes of books: there is memory for %d pages",
 			o.DevicePages+1, o.HostPages, size(r.PageBytes), bookBytes, room).
 			Hint("use smaller pools (--device-pages, --host-pages), a smaller geometry, or --bookkeeping, whose pages have no bytes")
 	}
 	r.Warnings = append(r.Warnings, fmt.Sprintf("the pools are smaller than by default, to fit into memory: %d device and %d host pages", o.DevicePages, o.HostPages))
-	return nil
+	return o, nil
 }
 
 // geometry is that of the device cache: one tensor, layer after layer.
-func (o *Options) geometry(pages int) (*kv.Geometry, error) {
+func (o Options) geometry(pages int) (*kv.Geometry, error) {
 	c := kv.Config{Pages: pages, PageSize: o.PageSize, Sink: pages > 1}
 	if !o.Bookkeeping {
 		c.Layers, c.KVHeads, c.HeadDim, c.LatentDim = o.Layers, o.KVHeads, o.HeadDim, o.LatentDim

@@ -19,7 +19,7 @@ func TestProgress_IsSilentInAPipe(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer r.Close()
+	defer func() { _ = r.Close() }()
 	var buffer bytes.Buffer
 	for _, out := range []io.Writer{w, &buffer} {
 		p := NewProgress(out, 3)
@@ -27,7 +27,9 @@ func TestProgress_IsSilentInAPipe(t *testing.T) {
 		p.Close()
 		p.Close()
 	}
-	w.Close()
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
 	if b, err := io.ReadAll(r); err != nil || len(b)+buffer.Len() > 0 {
 		t.Errorf("wrote %q and %q, %v", b, buffer.Bytes(), err)
 	}
@@ -44,7 +46,9 @@ func TestProgress_CountsOnATerminalAndGoesAway(t *testing.T) {
 	readUntil(t, screen, "2 of 3 requests")
 	p.Close()
 	p.Close()
-	fmt.Fprint(tty, "after")
+	if _, err := tty.WriteString("after"); err != nil {
+		t.Fatal(err)
+	}
 	if last := readUntil(t, screen, "after"); !strings.Contains(last, "\x1b[") {
 		t.Errorf("the bar was not taken away: %q", last)
 	}
@@ -71,7 +75,7 @@ func openTerminal(t *testing.T) (screen, tty *os.File) {
 	if err != nil {
 		t.Skipf("this machine has no pseudo-terminals: %v", err)
 	}
-	t.Cleanup(func() { screen.Close() })
+	t.Cleanup(func() { _ = screen.Close() })
 	if err := unix.IoctlSetPointerInt(int(screen.Fd()), unix.TIOCSPTLCK, 0); err != nil {
 		t.Fatal(err)
 	}
@@ -83,7 +87,7 @@ func openTerminal(t *testing.T) (screen, tty *os.File) {
 	if err != nil {
 		t.Skipf("this machine has no pseudo-terminals: %v", err)
 	}
-	t.Cleanup(func() { tty.Close() })
+	t.Cleanup(func() { _ = tty.Close() })
 	if err := unix.IoctlSetWinsize(int(tty.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: 120}); err != nil {
 		t.Fatal(err)
 	}

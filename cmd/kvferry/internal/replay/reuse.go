@@ -145,12 +145,12 @@ func (u *uses) lookAhead(pages []int32) {
 	for i := range coming {
 		coming[i] = never
 	}
-	for i := len(u.ends) - 1; i >= 0; i-- {
+	for i, end := range slices.Backward(u.ends) {
 		begin := int32(0)
 		if i > 0 {
 			begin = u.ends[i-1]
 		}
-		for p := begin; p < u.ends[i]; p++ {
+		for p := begin; p < end; p++ {
 			u.next[p] = coming[pages[p]]
 			coming[pages[p]] = p
 			if p >= u.limits[i] { // computed anew, and there again afterwards: nothing is won by keeping it until then

@@ -124,7 +124,7 @@ func start(ctx context.Context, o Options, t *Trace) (x *replay, err error) {
 		t: t, r: NewResult(o, t), root: prefix.Fingerprint([]byte("kvferry replay")),
 		matches: make([]time.Duration, 0, len(t.Requests)),
 	}
-	if err := o.size(t, x.r); err != nil {
+	if o, err = o.size(t, x.r); err != nil {
 		return nil, err
 	}
 	x.o = o
@@ -209,10 +209,10 @@ func (x *replay) count(req *Request, match kvferry.Matched) (onHost bool) {
 	r.PagesWhole += int64(whole)
 	r.AddMiss(fault.Partial, int64(needed-whole))
 	for i, a := range match.Answers {
-		switch {
-		case a.Tier == store.Device:
+		switch a.Tier {
+		case store.Device:
 			r.PagesHitDevice++
-		case a.Tier == store.Host:
+		case store.Host:
 			r.PagesHitHost++
 			onHost = true
 		default:
@@ -271,8 +271,7 @@ func (x *replay) verify(seq *kvferry.Sequence, match kvferry.Matched, i int) err
 // discarded ends the run when the store itself found a wrong byte and gave it to
 // nobody: nothing but a fault of this program or of the memory can make one here.
 func (x *replay) discarded(err error, i int) error {
-	var bad *store.CorruptError
-	if errors.As(err, &bad) {
+	if bad, ok := errors.AsType[*store.CorruptError](err); ok {
 		x.wrong++
 		x.r.Error = &Failure{
 			Kind: fault.Corrupt.Error(), Tier: store.Host.String(), History: bad.History, Page: new(int64(bad.Index)),

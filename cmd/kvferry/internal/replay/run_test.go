@@ -287,7 +287,7 @@ func TestFit_ShrinksOnlyWhatWasNotAsked(t *testing.T) {
 	} {
 		o := Options{DevicePages: x.device, HostPages: x.host}
 		r := &Result{PageBytes: 1}
-		err := o.fit(r, x.auto, 5, x.room)
+		o, err := o.fit(r, x.auto, 5, x.room)
 		if x.refused != errors.Is(err, fault.Memory) {
 			t.Errorf("%s: error %v", x.name, err)
 		}
@@ -333,7 +333,7 @@ func TestRun_GivesUpOnATraceThatDoesNotComeWhenCtxEnds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.Close()
+	_ = f.Close()
 }
 
 // The suggestion against the plainest way to work it out: how many distinct pages

@@ -64,7 +64,7 @@ func RunSweep(ctx context.Context, o Options) (*Sweep, error) {
 		return nil, err
 	}
 	_, largest := t.Largest(o.PageSize)
-	o.defaultPages(largest)
+	o = o.withDefaultPages(largest)
 	r := NewResult(o, t)
 	r.PageBytes, r.DevicePages, r.HostPages = one.PageBytes(), int64(o.DevicePages), int64(o.HostPages)
 

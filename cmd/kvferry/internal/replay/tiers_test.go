@@ -2,6 +2,7 @@ package replay
 
 import (
 	"math"
+	"slices"
 	"testing"
 
 	"github.com/kvferry/kvferry/evict"
@@ -37,17 +38,17 @@ func (s *twoTiers) request(path []int32, limit int) int64 {
 	for _, v := range s.onDevice.AppendOldest(nil, s.onDevice.Len()+len(path)-s.device) {
 		s.putOnHost(v, copies)
 	}
-	for i := len(path) - 1; i >= 0; i-- {
-		s.onDevice.Insert(path[i])
+	for i, p := range slices.Backward(path) {
+		s.onDevice.Insert(p)
 		switch {
 		case s.tiers == WriteThrough: // a page that is used has a copy, old or new
 			if hasCopy[i] {
 				copies--
 			}
-			s.putOnHost(path[i], copies)
+			s.putOnHost(p, copies)
 		case s.tiers == Inclusive && hasCopy[i]: // the copy that there is was used too
 			copies--
-			s.putOnHost(path[i], copies)
+			s.putOnHost(p, copies)
 		}
 	}
 	return min(found, int64(limit))

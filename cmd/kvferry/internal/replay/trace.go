@@ -95,7 +95,7 @@ func Open(path string, limit int) (*Trace, error) {
 		return nil, fault.Wrap(kind, "trace", err).
 			Hint("give a file of JSON lines, or leave --trace out to replay the built-in chat load")
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }() // was only read
 	return Decode(filepath.Base(path), f, limit)
 }
 

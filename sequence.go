@@ -23,8 +23,6 @@ type Prompt struct {
 
 func (p Prompt) equal(o Prompt) bool { return p.Tokens == o.Tokens && slices.Equal(p.Keys, o.Keys) }
 
-func (p Prompt) clone() Prompt { return Prompt{p.Tokens, slices.Clone(p.Keys)} }
-
 // Sequence is one run of tokens and its ordered pages.
 //
 //	ingested → matched    Match: a prefix is pinned, and not the sequence's own yet

@@ -160,6 +160,9 @@ func TestConservation_HoldsThroughARandomLife(t *testing.T) {
 				liveAtRandom(t, e, rand.New(rand.NewPCG(seed, 1)), 400)
 				e.evict(e.m.store.Stats().DevicePages)
 				equal(t, "free in the end", e.m.NumFree(), 8)
+				if host > 0 {
+					equal(t, "host pages free in the end", e.m.Pool().NumFree()+e.m.store.Stats().HostPages, host)
+				}
 				e.check()
 			})
 		}
@@ -171,14 +174,14 @@ func TestConservation_HoldsThroughARandomLife(t *testing.T) {
 func liveAtRandom(t *testing.T, e *engine, rng *rand.Rand, ops int) {
 	t.Helper()
 	var live []*run
-	full := 0
+	full, away := 0, 0
 	for op := range ops {
 		var err error
 		var r *run
 		if len(live) > 0 {
 			r = live[rng.IntN(len(live))]
 		}
-		switch verb := rng.IntN(8); {
+		switch verb := rng.IntN(10); {
 		case verb == 0 && len(live) < 6 || r == nil:
 			n := 1 + rng.IntN(16)
 			if r, err = e.ingest(fmt.Sprint(op), text(uint32(rng.IntN(4)), 6, 24), n); err == nil {
@@ -196,12 +199,21 @@ func liveAtRandom(t *testing.T, e *engine, rng *rand.Rand, ops int) {
 		case verb == 7:
 			live = slices.DeleteFunc(live, func(x *run) bool { return x == r })
 			err = r.s.Remove()
+		case verb == 8 && e.m.Pool() != nil:
+			if _, err = r.s.Offload(t.Context()); r.s.IsOffloaded() {
+				away++
+			}
+		case verb == 9 && r.s.IsOffloaded():
+			_, err = r.reload(t.Context())
 		}
 		if errors.Is(err, fault.Full) {
 			full++
 			err = nil
 		}
-		if err == nil && r.s.Stored() > 0 {
+		if errors.Is(err, fault.Busy) && (r.adm.Tokens > r.stored || r.s.IsOffloaded()) {
+			err = nil // it may neither go nor, once gone, be used
+		}
+		if err == nil && r.s.Stored() > 0 && !r.s.IsOffloaded() {
 			err = r.verify()
 		}
 		if err := errors.Join(err, e.m.Check()); err != nil {
@@ -210,6 +222,9 @@ func liveAtRandom(t *testing.T, e *engine, rng *rand.Rand, ops int) {
 	}
 	if full == 0 {
 		t.Error("the pool was never too small: the test is too easy")
+	}
+	if away == 0 && e.m.Pool() != nil && e.m.Pool().Pages() > 1 {
+		t.Error("no sequence was ever offloaded: the test is too easy")
 	}
 	for _, r := range live {
 		noError(t, r.s.Remove())

@@ -245,7 +245,7 @@ func (m *Manager) acquire(ctx context.Context, dst []page.ID, n int) ([]page.ID,
 		_, evictErr := m.store.Evict(ctx, full.Shortfall())
 		switch {
 		case evictErr == nil:
-		case next != nil && ctx.Err() == nil: // pages are about to come back
+		case next != nil: // pages are about to come back
 			if _ = next.Wait(ctx); ctx.Err() != nil {
 				return dst, ctx.Err()
 			}

@@ -266,7 +266,8 @@ func TestHeld_CorruptIsToldToEverybody(t *testing.T) {
 	}
 	noError(t, r.check(nil))
 	r.fill("ab") // computed again
-	r.wantWhere("ab", "host, device")
+	r.settled()
+	r.wantWhere("ab", "device, device")
 	noError(t, r.check(nil))
 }
 

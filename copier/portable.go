@@ -19,6 +19,7 @@ type Portable struct {
 
 // scratch is what one call builds; kept so that copies do not allocate.
 type scratch struct {
+	pairs []page.Pair
 	runs  []page.Run
 	boxes []kv.Box
 	ops   []device.Op
@@ -41,20 +42,8 @@ func (c *Portable) Copy(s device.Stream, r *kv.Route, pairs []page.Pair) (Moved,
 	}
 	w := c.scratch.Get().(*scratch) //nolint:errcheck // made by NewPortable and put back here
 	defer c.scratch.Put(w)
-	var err error
-	if w.runs, err = page.AppendRuns(w.runs[:0], pairs); err != nil {
+	if err := c.check(w, r, pairs); err != nil {
 		return Moved{}, err
-	}
-	if r.Dst() == r.Src() {
-		if err := page.CheckDisjoint(pairs); err != nil {
-			return Moved{}, err
-		}
-	}
-	w.boxes = w.boxes[:0]
-	for _, run := range w.runs {
-		if w.boxes, err = r.AppendBoxes(w.boxes, run); err != nil {
-			return Moved{}, err
-		}
 	}
 	m := Moved{Pages: len(pairs), Runs: len(w.runs), Bytes: int64(len(pairs)) * r.PageBytes()}
 	// A box is never cut: one box of a whole pool may pass batchOps, once.
@@ -69,6 +58,26 @@ func (c *Portable) Copy(s device.Stream, r *kv.Route, pairs []page.Pair) (Moved,
 		}
 	}
 	return m, nil
+}
+
+// check sorts pairs and leaves their runs and boxes in w. It refuses what must not be
+// copied.
+func (c *Portable) check(w *scratch, r *kv.Route, pairs []page.Pair) (err error) {
+	if w.runs, err = page.AppendRuns(w.runs[:0], pairs); err != nil {
+		return err
+	}
+	if r.Dst() == r.Src() {
+		if err := page.CheckDisjoint(pairs); err != nil {
+			return err
+		}
+	}
+	w.boxes = w.boxes[:0]
+	for _, run := range w.runs {
+		if w.boxes, err = r.AppendBoxes(w.boxes, run); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // CopyRows implements [Copier].

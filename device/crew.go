@@ -85,8 +85,8 @@ func (c *crew) help() {
 }
 
 // claimNext gives w, which has used up what it had, its next part of the job: as
-// many ops as fit into claimBytes, or so much of one that is longer. It reports
-// false when there is nothing left.
+// many ops as fit into claimBytes, or so much of one that is longer; of ops with a
+// digest all that share it. It reports false when there is nothing left.
 func (c *crew) claimNext(w *worker) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -95,7 +95,12 @@ func (c *crew) claimNext(w *worker) bool {
 	}
 	w.from = c.off
 	n, room := 0, c.limits.claimBytes
-	for n < len(c.ops) && c.ops[n].Bytes-c.off <= room {
+	if d := c.ops[0].Digest; d != nil { // bytes in order: all of them are one worker's
+		for n < len(c.ops) && c.ops[n].Digest == d {
+			n++
+		}
+	}
+	for n < len(c.ops) && c.ops[n].Digest == nil && c.ops[n].Bytes-c.off <= room {
 		room -= c.ops[n].Bytes - c.off
 		c.off = 0
 		n++

@@ -47,8 +47,17 @@ func TestClaims_AreEveryByteOnceInOrder(t *testing.T) {
 		l := &limits{claimBytes: claimBytes, largeRow: 1 << 40}
 		c := newCrew(l, 1)
 		var want, got []int64
+		digests := map[*Digest]int{} // of how many ops
+		var digest *Digest
 		for i, n := range sizes {
-			op := Op{Dst: m, DstOff: int64(i) * 300, Src: m, SrcOff: int64(len(sizes)-1-i) * 300, Bytes: n}
+			switch rapid.IntRange(0, 4).Draw(t, "digest") {
+			case 0:
+				digest = new(Digest)
+			case 1:
+				digest = nil
+			}
+			op := Op{Dst: m, DstOff: int64(i) * 300, Src: m, SrcOff: int64(len(sizes)-1-i) * 300, Bytes: n, Digest: digest}
+			digests[digest]++
 			c.ops = append(c.ops, op)
 			for b := range n {
 				want = append(want, op.DstOff+b, op.SrcOff+b)
@@ -56,17 +65,31 @@ func TestClaims_AreEveryByteOnceInOrder(t *testing.T) {
 		}
 		w, base := &worker{limits: l}, uintptr(unsafe.Pointer(&m.bytes[0]))
 		for c.claimNext(w) {
-			claimed := int64(0)
+			claimed, limited := int64(0), true
+			for i := 0; i < len(w.ops); i++ {
+				d := w.ops[i].Digest
+				if d == nil {
+					continue
+				}
+				limited = false
+				for digests[d]--; i+1 < len(w.ops) && w.ops[i+1].Digest == d; i++ {
+					digests[d]--
+				}
+				if digests[d] != 0 || w.from != 0 {
+					t.Fatalf("a claim from %d has a digest without %d of its ops", w.from, digests[d])
+				}
+			}
 			for dst, src := w.next(limit); dst != nil; dst, src = w.next(limit) {
 				if len(dst) != len(src) || int64(len(dst)) > limit || len(dst) == 0 {
 					t.Fatalf("a stretch of %d and %d bytes, limit %d", len(dst), len(src), limit)
 				}
 				claimed += int64(len(dst))
+				w.owes, w.owedBytes = 0, 0
 				for b := range dst {
 					got = append(got, int64(uintptr(unsafe.Pointer(&dst[b]))-base), int64(uintptr(unsafe.Pointer(&src[b]))-base))
 				}
 			}
-			if claimed > claimBytes {
+			if limited && claimed > claimBytes {
 				t.Fatalf("%d bytes in a claim of %d", claimed, claimBytes)
 			}
 		}
@@ -211,12 +234,14 @@ func TestCrew_AllocatesNothingInSteadyState(t *testing.T) {
 		t.Skip("only builds without checks are free of allocations")
 	}
 	for _, name := range KernelNames() {
-		step, _ := copyLoop(t, openHost(t, WithKernel(name, 2)))
-		for range 3 {
-			step()
-		}
-		if got := testing.AllocsPerRun(5, step); got != 0 {
-			t.Errorf("%s: %v allocations, want 0", name, got)
+		for _, digests := range []int{0, 16} {
+			step, _ := copyLoop(t, openHost(t, WithKernel(name, 2)), digests)
+			for range 3 {
+				step()
+			}
+			if got := testing.AllocsPerRun(5, step); got != 0 {
+				t.Errorf("%s, %d digests: %v allocations, want 0", name, digests, got)
+			}
 		}
 	}
 }

@@ -30,6 +30,12 @@ type Op struct {
 	Dst, Src       *Memory
 	DstOff, SrcOff int64
 	Bytes          int64
+
+	// Digest, if there is one, is given the bytes that were read from Src: those of
+	// the ops that share it in the order of these, which must follow each other. It is
+	// complete when the copy has run, and nobody's but the stream's until then; after
+	// a copy that failed it means nothing. Not every device can: see [Stream].
+	Digest *Digest
 }
 
 // Stream is an ordered queue of work on one device. Work on one stream runs in
@@ -48,7 +54,9 @@ type Stream interface {
 
 	// Copy enqueues ops. Before any is enqueued, each is checked against the
 	// bounds of its memories (fault.Invalid), and that they were not freed
-	// (fault.Closed) and are within reach of this device (fault.Unsupported).
+	// (fault.Closed) and are within reach of this device (fault.Unsupported). A
+	// device on which the processor does not copy refuses ops with a Digest
+	// (fault.Unsupported): sum the bytes once they have arrived.
 	// The ops of one call may run in any order and at once: no destination may
 	// overlap another op's source or destination, or its own source. The slice
 	// may be reused when Copy returns; the memory must stay valid until a later

@@ -29,6 +29,10 @@
 // jobs are left to Go's copy. [Host.Kernels] tells. Jobs of 4 MiB and more are
 // shared by several workers (HostOptions.Workers).
 //
+// Ops may have a [Digest], which is given the bytes that the host device has read for
+// them a few rows later, while they are in the processor's own cache: that costs a
+// third of reading them again. All ops of one digest are one worker's.
+//
 // # Traps
 //
 //   - Only events order streams. Two streams that touch the same bytes need one in

@@ -343,7 +343,7 @@ func (h *Host) Close() error {
 func (h *Host) Hold(s Stream) (release func()) { return s.(*hostStream).hold() } //nolint:errcheck // a test gives its own stream
 
 // Copied says how many bytes s, a stream of a host device, has copied, and how
-// long it was busy copying them. What waits in the queue is not counted yet.
+// long it was busy copying them, without the digests. What waits in the queue is not counted yet.
 func (h *Host) Copied(s Stream) (bytes int64, busy time.Duration) {
 	hs := s.(*hostStream) //nolint:errcheck // as documented: only streams of a host device
 	return hs.copied.Load(), time.Duration(hs.busy.Load())

@@ -404,9 +404,10 @@ func (s *hostStream) copyAll(ops []Op, bytes, burst int64) {
 		c, _ = s.host.kernels()
 	}
 	began := time.Now()
+	s.crew.own.digested = 0
 	s.crew.copy(ops, bytes, s.host.limits.kernel(c, bytes, burst))
 	s.copied.Add(bytes)
-	s.busy.Add(time.Since(began).Nanoseconds())
+	s.busy.Add((time.Since(began) - s.crew.own.digested).Nanoseconds())
 }
 
 func poison(b []byte) {

@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kvferry/kvferry/fault"
 	"github.com/kvferry/kvferry/internal/invariants"
@@ -262,8 +263,9 @@ func TestHostStream_DropsTheBufferOfALargeBacklog(t *testing.T) {
 	}
 }
 
-// copyLoop returns a step that enqueues 512 copies of 64 KiB and waits for them.
-func copyLoop(t testing.TB, h *Host) (step func(), total int64) {
+// copyLoop returns a step that enqueues 512 copies of 64 KiB, with so many digests,
+// and waits for them.
+func copyLoop(t testing.TB, h *Host, digests int) (step func(), total int64) {
 	t.Helper()
 	const n, size = 512, 64 << 10
 	src, dst := alloc(t, h, n*size, size), alloc(t, h, n*size, size)
@@ -274,11 +276,37 @@ func copyLoop(t testing.TB, h *Host) (step func(), total int64) {
 	for i := range ops {
 		ops[i] = Op{Dst: dst, Src: src, DstOff: int64(i) * size, SrcOff: int64(n-1-i) * size, Bytes: size}
 	}
+	sums := make([]Digest, digests)
+	for i := range ops {
+		if digests > 0 {
+			ops[i].Digest = &sums[i*digests/n]
+		}
+	}
 	ctx := context.Background()
 	return func() {
 		must(t, s.Copy(ops))
 		must(t, s.Sync(ctx))
 	}, n * size
+}
+
+func TestHostStream_SaysHowLongDigestsTookAndDoesNotCallItCopying(t *testing.T) {
+	h := openHost(t, HostOptions{Workers: 1})
+	src, dst, s := alloc(t, h, 8<<20, 1), alloc(t, h, 8<<20, 1), newStream(t, h, "s")
+	must(t, errors.Join(src.Populate(0, 8<<20), dst.Populate(0, 8<<20)))
+	h.Kernels() // are measured now, not with the copy
+	var d Digest
+	began := time.Now()
+	must(t, s.Copy([]Op{{Dst: dst, Src: src, Bytes: 8 << 20, Digest: &d}}))
+	must(t, s.Sync(context.Background()))
+	took := time.Since(began)
+	bytes, busy := h.Copied(s)
+	if bytes != 8<<20 || d.Took() <= 0 || busy <= 0 || busy+d.Took() > took {
+		t.Errorf("%d bytes copied in %v and summed in %v, of %v", bytes, busy, d.Took(), took)
+	}
+	d.Reset()
+	if d.Took() != 0 {
+		t.Error("an empty digest took time")
+	}
 }
 
 // orderLoop returns a step that has one stream wait for another.
@@ -304,7 +332,7 @@ func TestHostStream_AllocatesNothingInSteadyState(t *testing.T) {
 		t.Skip("only builds without checks are free of allocations")
 	}
 	h := openHost(t, HostOptions{})
-	step, _ := copyLoop(t, h)
+	step, _ := copyLoop(t, h, 0)
 	for name, step := range map[string]func(){"copy": step, "record and wait": orderLoop(t, h)} {
 		for range 3 {
 			step()
@@ -316,7 +344,17 @@ func TestHostStream_AllocatesNothingInSteadyState(t *testing.T) {
 }
 
 func BenchmarkHostStream_Copy512x64KiB(b *testing.B) {
-	step, total := copyLoop(b, openHost(b, HostOptions{}))
+	step, total := copyLoop(b, openHost(b, HostOptions{}), 0)
+	step()
+	b.SetBytes(total)
+	b.ReportAllocs()
+	for b.Loop() {
+		step()
+	}
+}
+
+func BenchmarkHostStream_Copy512x64KiBWithDigests(b *testing.B) {
+	step, total := copyLoop(b, openHost(b, HostOptions{}), 16)
 	step()
 	b.SetBytes(total)
 	b.ReportAllocs()

@@ -2,6 +2,7 @@ package device
 
 import (
 	"strconv"
+	"time"
 	"unsafe"
 )
 
@@ -19,6 +20,11 @@ const (
 	// enough for the hardware's prefetcher, short enough that all lanes together
 	// stay below copySlice, since a kernel cannot be preempted either.
 	laneBytes = 64 << 10
+
+	// Digests are given what was copied for them once it is digestBytes, while it is
+	// still in the processor's own cache, or maxOwed stretches.
+	digestBytes = 256 << 10
+	maxOwed     = 64
 )
 
 // kernel copies rows side by side: a step of the first row, a step of the
@@ -92,6 +98,18 @@ type worker struct {
 
 	lanes [maxLanes]lane
 	rows  [maxLanes]row // here, since an argument of an unknown function would be allocated
+
+	owed      [maxOwed]owed // what digests are to be given, in order, once it is copied
+	owes      int           // how many of them there are
+	owedBytes int64
+	digested  time.Duration // how long digests took, since the owner set it to 0
+}
+
+// owed is a stretch of a row that was handed out, and that its digest has not been
+// given.
+type owed struct {
+	digest *Digest
+	src    []byte
 }
 
 // lane is a stretch of a row: bytes [at, end) are still to be copied by the
@@ -110,38 +128,76 @@ func (w *worker) run(k *kernel, claim func(*worker) bool) {
 		for more := true; more; more = claim(w) {
 			for dst, src := w.next(copySlice); dst != nil; dst, src = w.next(copySlice) {
 				copy(dst, src)
+				if w.owedBytes >= digestBytes || w.owes == maxOwed {
+					w.digest()
+				}
 			}
 		}
+		w.digest()
 		return
 	}
 	lanes := w.lanes[:k.lanes]
-	for w.fill(k, lanes, claim) {
-		n := laneBytes
-		for i := range lanes {
-			n = min(n, lanes[i].end-lanes[i].at)
+	for full := true; full; {
+		for w.fill(k, lanes, claim) {
+			n, dry := laneBytes, true
+			for i := range lanes {
+				n = min(n, lanes[i].end-lanes[i].at)
+			}
+			for i := range lanes {
+				l := &lanes[i]
+				w.rows[i] = row{unsafe.Pointer(&l.dst[l.at]), unsafe.Pointer(&l.src[l.at])}
+				l.at += n
+				dry = dry && l.at == l.end
+			}
+			k.copy(&w.rows, uintptr(n))
+			if dry && w.owedBytes >= digestBytes {
+				for i := range lanes {
+					lanes[i].finish()
+				}
+				w.digest()
+			}
 		}
-		for i := range lanes {
+		for i := range lanes { // too few rows are left for all lanes, or there is too much owed
 			l := &lanes[i]
-			w.rows[i] = row{unsafe.Pointer(&l.dst[l.at]), unsafe.Pointer(&l.src[l.at])}
-			l.at += n
+			copy(l.dst[l.at:l.end], l.src[l.at:])
+			l.at = l.end
+			l.finish()
 		}
-		k.copy(&w.rows, uintptr(n))
-	}
-	for i := range lanes { // too few rows are left for all lanes
-		l := &lanes[i]
-		copy(l.dst[l.at:l.end], l.src[l.at:])
-		l.at = l.end
-		l.finish()
+		full = w.owes == maxOwed
+		w.digest()
 	}
 	w.rows = [maxLanes]row{} // hold on to no memory
 }
 
+// digest gives the digests what they are owed. All of it is copied.
+func (w *worker) digest() {
+	if w.owes == 0 {
+		return
+	}
+	all, began := w.owed[:w.owes], time.Now()
+	for i := range all {
+		d := all[i].digest
+		_, _ = d.Write(all[i].src)
+		if i+1 == len(all) || all[i+1].digest != d {
+			now := time.Now()
+			d.took += now.Sub(began)
+			w.digested += now.Sub(began)
+			began = now
+		}
+	}
+	clear(all) // hold on to no memory
+	w.owes, w.owedBytes = 0, 0
+}
+
 // fill gives each lane that has run dry something to copy. It reports false when
-// there is not enough left.
+// there is not enough left, or no room for what digests are owed.
 func (w *worker) fill(k *kernel, lanes []lane, claim func(*worker) bool) bool {
 	for i := range lanes {
 		l := &lanes[i]
 		for l.at == l.end {
+			if w.owes == maxOwed {
+				return false
+			}
 			l.finish()
 			dst, src := w.next(laneBytes)
 			if dst == nil {
@@ -177,13 +233,18 @@ func (w *worker) next(limit int64) (dst, src []byte) {
 		if len(w.ops) > 1 {
 			left = w.ops[0].Bytes - w.from
 		}
-		if left >= w.limits.largeRow {
+		if left >= w.limits.largeRow && op.Digest == nil {
 			limit = copySlice
 		}
 		if n := min(limit, left); n > 0 {
 			dst = op.Dst.bytes[op.DstOff+w.from:][:n:n]
 			src = op.Src.bytes[op.SrcOff+w.from:][:n:n]
 			w.from += n
+			if op.Digest != nil {
+				w.owed[w.owes] = owed{op.Digest, src}
+				w.owes++
+				w.owedBytes += n
+			}
 			return dst, src
 		}
 		w.ops, w.from = w.ops[1:], 0

@@ -24,6 +24,14 @@
 // A pool that has too few free pages refuses with the shortfall, and nothing
 // moves: who holds the pages decides what to give up, and asks again.
 //
+// # Sums
+//
+// The sum of a page is the xxh3-128 of its bytes in the pool (CopyInSummed, Sum). Who
+// keeps it compares it later: as Checks says, when the page arrives again and before it
+// leaves. The pool only takes sums. CopyInSummed takes them of the bytes that the copy
+// has read, which lie in the processor's cache then, where the processor is what copies;
+// elsewhere of the page that has arrived.
+//
 // Lock order: order, mu, then the arena's own. No lock is held while bytes move.
 package hostpool
 
@@ -76,6 +84,7 @@ type Pool struct {
 	mem     []byte    // the whole pool; immutable
 	memory  *device.Memory
 	copier  copier.Copier
+	summer  summer    // copier, if it can take sums of the cache's pages; else nil
 	offload *kv.Route // device → host
 	reload  *kv.Route // host → device
 	device  device.Device
@@ -178,6 +187,10 @@ func (p *Pool) assemble(g *kv.Geometry, o Options) (err error) {
 	if p.offload, err = kv.NewRoute(p.cache, o.Cache); err != nil {
 		return err
 	}
+	// On the host device the processor copies, and so reads every byte.
+	if _, ok := p.device.(*device.Host); ok {
+		p.summer, _ = p.copier.(summer)
+	}
 	if p.reload, err = kv.NewRoute(o.Cache, p.cache); err != nil {
 		return err
 	}
@@ -264,28 +277,41 @@ func (p *Pool) Claim(dst []page.ID, n int) ([]page.ID, error) {
 // sides are in use. Kinds: fault.Invalid (not claimed, or twice in pairs),
 // fault.Busy (a copy is in flight), those of the stream, fault.Closed.
 func (p *Pool) CopyIn(s device.Stream, pairs []page.Pair, t *device.Ticket) (copier.Moved, error) {
-	return p.copy(s, p.offload, pairs, t, claimed, func(x page.Pair) page.ID { return x.Dst })
+	return p.copyIn(s, pairs, nil, t)
 }
 
 // CopyOut enqueues on s the copy of kept host pages (Src) onto device pages
 // (Dst). t is completed as in CopyIn.
 func (p *Pool) CopyOut(s device.Stream, pairs []page.Pair, t *device.Ticket) (copier.Moved, error) {
-	return p.copy(s, p.reload, pairs, t, kept, func(x page.Pair) page.ID { return x.Src })
-}
-
-func (p *Pool) copy(s device.Stream, r *kv.Route, pairs []page.Pair, t *device.Ticket, want state, host func(page.Pair) page.ID) (copier.Moved, error) {
 	p.mu.Lock()
-	err := p.use(len(pairs), func(i int) page.ID { return host(pairs[i]) }, t, want)
+	err := p.use(len(pairs), func(i int) page.ID { return pairs[i].Src }, t, kept)
 	p.mu.Unlock()
 	if err != nil {
 		t.Complete(err)
 		return copier.Moved{}, err
 	}
-	return p.start(s, r, pairs, t)
+	return p.start(s, p.reload, pairs, t)
+}
+
+// copyIn is CopyIn with digests for the pages, or none.
+func (p *Pool) copyIn(s device.Stream, pairs []page.Pair, digests []device.Digest, t *device.Ticket) (copier.Moved, error) {
+	p.mu.Lock()
+	err := p.use(len(pairs), func(i int) page.ID { return pairs[i].Dst }, t, claimed)
+	p.mu.Unlock()
+	if err != nil {
+		t.Complete(err)
+		return copier.Moved{}, err
+	}
+	return p.startSummed(s, p.offload, pairs, digests, t)
 }
 
 // start enqueues a copy whose host pages are marked as used by t.
 func (p *Pool) start(s device.Stream, r *kv.Route, pairs []page.Pair, t *device.Ticket) (copier.Moved, error) {
+	return p.startSummed(s, r, pairs, nil, t)
+}
+
+// startSummed is start with digests for the pages, or none.
+func (p *Pool) startSummed(s device.Stream, r *kv.Route, pairs []page.Pair, digests []device.Digest, t *device.Ticket) (copier.Moved, error) {
 	if r.PageBytes() == 0 { // nothing to move, nothing to wait for
 		t.Complete(nil)
 		return copier.Moved{Pages: len(pairs)}, nil
@@ -294,7 +320,11 @@ func (p *Pool) start(s device.Stream, r *kv.Route, pairs []page.Pair, t *device.
 	defer p.order.Unlock()
 	var moved copier.Moved
 	err := p.behindEngine(s)
-	if err == nil {
+	switch {
+	case err != nil:
+	case len(digests) > 0:
+		moved, err = p.summer.CopySummed(s, r, pairs, digests)
+	default:
 		moved, err = p.copier.Copy(s, r, pairs)
 	}
 	if err == nil {

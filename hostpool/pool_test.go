@@ -75,10 +75,16 @@ func TestPool_RoundTrip(t *testing.T) {
 				r.write(dev, 100+uint64(dev))
 			}
 			ids := r.claim(p, 3)
-			out := device.NewTicket()
-			_, err = p.CopyIn(r.copies, []page.Pair{{Dst: ids[0], Src: 2}, {Dst: ids[2], Src: 0}, {Dst: ids[1], Src: 3}}, out)
+			out, a := device.NewTicket(), new(Arrival)
+			_, err = p.CopyInSummed(r.copies, []page.Pair{{Dst: ids[0], Src: 2}, {Dst: ids[2], Src: 0}, {Dst: ids[1], Src: 3}}, a, out)
 			noError(t, err)
 			noError(t, wait(out))
+			if len(a.digests) != 3 {
+				t.Errorf("%d pages were summed as they were copied, want 3", len(a.digests))
+			}
+			if sums, took := p.AppendSums(nil, a); !slices.Equal(sums, []Sum{p.Sum(ids[0]), p.Sum(ids[2]), p.Sum(ids[1])}) || took <= 0 {
+				t.Errorf("in %v, sums %x", took, sums)
+			}
 			noError(t, p.Commit(ids...))
 			r.poison()
 			for i, key := range []uint64{102, 103, 100} {
@@ -102,6 +108,43 @@ func TestPool_RoundTrip(t *testing.T) {
 			}
 		})
 	}
+}
+
+// plainCopier is a copier that can do no more than it must.
+type plainCopier struct{ copier.Copier }
+
+// TestArrival_OfACopierWithoutDigestsSumsWhatArrived, and so does one used again.
+func TestArrival_OfACopierWithoutDigestsSumsWhatArrived(t *testing.T) {
+	r := newShapeRig(t)
+	a := new(Arrival)
+	for _, c := range []copier.Copier{nil, plainCopier{copier.NewPortable()}, nil} {
+		p, err := Open(Options{Cache: r.cache, Pages: 3, Host: r.host, Copier: c})
+		noError(t, err)
+		r.closeAtEnd(p)
+		noError(t, wait(p.Grown()))
+		ids, out := r.claim(p, 2), device.NewTicket()
+		_, err = p.CopyInSummed(r.copies, []page.Pair{{Dst: ids[1], Src: 0}, {Dst: ids[0], Src: 4}}, a, out)
+		noError(t, err)
+		noError(t, wait(out))
+		if summed := len(a.digests) > 0; summed != (c == nil) {
+			t.Errorf("copier %T: summed while copied: %v", c, summed)
+		}
+		if sums, _ := p.AppendSums(nil, a); !slices.Equal(sums, []Sum{p.Sum(ids[1]), p.Sum(ids[0])}) {
+			t.Errorf("copier %T: sums %x", c, sums)
+		}
+	}
+}
+
+func TestArrival_OfARefusedCopyLeavesThePagesAlone(t *testing.T) {
+	r := newShapeRig(t)
+	p := r.pool(2)
+	ids, out := r.claim(p, 1), device.NewTicket()
+	_, err := p.CopyInSummed(r.copies, []page.Pair{{Dst: ids[0], Src: 77}}, new(Arrival), out)
+	refused(t, err, fault.Invalid)
+	refused(t, wait(out), fault.Invalid)
+	noError(t, p.Abandon(ids...))
+	_, err = p.CopyInSummed(r.copies, []page.Pair{{Dst: ids[0], Src: 0}}, new(Arrival), device.NewTicket())
+	refused(t, err, fault.Invalid, "is free")
 }
 
 func TestSum_IsOfThePageAlone(t *testing.T) {
@@ -167,6 +210,12 @@ func TestPool_WithoutBytes(t *testing.T) {
 	noError(t, err)
 	if done, err := out.Poll(); !done || err != nil || moved != (copier.Moved{Pages: 1}) {
 		t.Fatalf("moved %+v, done %v, error %v", moved, done, err)
+	}
+	a := new(Arrival)
+	_, err = p.CopyInSummed(nil, []page.Pair{{Dst: ids[0], Src: 1}}, a, device.NewTicket())
+	noError(t, err)
+	if sums, _ := p.AppendSums(nil, a); !slices.Equal(sums, []Sum{p.Sum(ids[0])}) {
+		t.Errorf("sums %x", sums)
 	}
 	refused(t, p.Release(ids[0]), fault.Invalid)
 	noError(t, p.Commit(ids[0]))

@@ -14,20 +14,22 @@ import (
 
 // job is one copy between the device and the host, of a few pages. Jobs are
 // enqueued on the stream in the order in which they enter Store.jobs, and the
-// settler finishes them in that order: sums first, with no lock held, then the
-// books of all its pages under mu.
+// settler finishes them in that order: sums first, with no lock held (the pool has
+// taken them while it copied, or takes them now), then the books of all its pages
+// under mu.
 type job struct {
-	kind   jobKind
-	refs   []Ref
-	epochs []uint32       // demote: as claimed
-	pairs  []page.Pair    // what is copied; in no order that means anything, for copiers sort it
-	hosts  []page.ID      // demote: the page claimed for each ref; page.None: the host has it
-	sums   []hostpool.Sum // of hosts, once copied
-	copied *device.Ticket // by the stream
-	done   *device.Ticket // by the settler, when the books are settled
-	freed  int            // demote: device pages freed; valid once done
-	stuck  int            // demote: pages that failed and stay, for somebody holds them; valid once done
-	unpin  [][]Ref        // paths whose pins go when the books are settled; guarded by Store.mu
+	kind    jobKind
+	refs    []Ref
+	epochs  []uint32          // demote: as claimed
+	pairs   []page.Pair       // what is copied; in no order that means anything, for copiers sort it
+	hosts   []page.ID         // demote: the page claimed for each ref; page.None: the host has it
+	arrival *hostpool.Arrival // demote, through: takes the sums of pairs; nil without checks
+	sums    []hostpool.Sum    // of hosts, once copied
+	copied  *device.Ticket    // by the stream
+	done    *device.Ticket    // by the settler, when the books are settled
+	freed   int               // demote: device pages freed; valid once done
+	stuck   int               // demote: pages that failed and stay, for somebody holds them; valid once done
+	unpin   [][]Ref           // paths whose pins go when the books are settled; guarded by Store.mu
 }
 
 // newJob makes a job with room for the usual number of pages.
@@ -76,10 +78,14 @@ func (s *Store) run(j *job) {
 // copy enqueues the bytes of j. Its pages are idle and pinned or claimed by j, so
 // only the stream can refuse; whatever it says also comes out of j.copied.
 func (s *Store) copy(j *job) {
-	if j.kind != promotion {
-		_, _ = s.pool.CopyIn(s.o.Copies, j.pairs, j.copied)
-	} else {
+	switch {
+	case j.kind == promotion:
 		_, _ = s.pool.CopyOut(s.o.Copies, j.pairs, j.copied)
+	case s.pool.Checks() == hostpool.ChecksOff:
+		_, _ = s.pool.CopyIn(s.o.Copies, j.pairs, j.copied)
+	default:
+		j.arrival = s.arrivals.Get().(*hostpool.Arrival) //nolint:errcheck // made by Open and put back by arriving
+		_, _ = s.pool.CopyInSummed(s.o.Copies, j.pairs, j.arrival, j.copied)
 	}
 }
 
@@ -95,7 +101,7 @@ func (s *Store) settle() {
 func (s *Store) finish(j *job) {
 	err := j.copied.Wait(context.Background())
 	if j.kind != promotion && err == nil {
-		j.sums = s.arriving(j.sums, j.hosts)
+		j.sums = s.arriving(j)
 	}
 	s.mu.Lock()
 	switch j.kind {
@@ -116,15 +122,31 @@ func (s *Store) finish(j *job) {
 	j.done.Complete(err)
 }
 
-// arriving returns the checksums of pages that have arrived on the host. Without
-// checks they are all alike, and so never wrong.
-func (s *Store) arriving(sums []hostpool.Sum, ids []page.ID) []hostpool.Sum {
-	if s.bytes > 0 && s.pool.Checks() != hostpool.ChecksOff {
-		return s.sum(sums, ids)
+// arriving returns the checksums of the pages of j, whose copy has run, in the order
+// of its hosts. Without checks they are all alike, and so never wrong. Only the
+// settler calls it for pages with bytes.
+func (s *Store) arriving(j *job) []hostpool.Sum {
+	sums := j.sums
+	if j.arrival == nil {
+		for range j.hosts {
+			sums = append(sums, hostpool.Sum{})
+		}
+		return sums
 	}
-	for range ids {
-		sums = append(sums, hostpool.Sum{})
+	var took time.Duration
+	s.arrived, took = s.pool.AppendSums(s.arrived[:0], j.arrival)
+	s.arrivals.Put(j.arrival)
+	j.arrival = nil
+	next := 0
+	for _, id := range j.hosts {
+		var sum hostpool.Sum
+		if id != page.None { // else the host had it: nothing was copied
+			sum = s.arrived[next]
+			next++
+		}
+		sums = append(sums, sum)
 	}
+	s.countSums(int64(next), took)
 	return sums
 }
 
@@ -140,13 +162,16 @@ func (s *Store) sum(sums []hostpool.Sum, ids []page.ID) []hostpool.Sum {
 		}
 		sums = append(sums, sum)
 	}
-	took := time.Since(began)
+	s.countSums(n, time.Since(began))
+	return sums
+}
+
+func (s *Store) countSums(n int64, took time.Duration) {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.stats.Summed += n
 	s.stats.SummedBytes += n * s.bytes
 	s.stats.SumNanos += took.Nanoseconds()
-	s.mu.Unlock()
-	return sums
 }
 
 func (s *Store) finishDemotion(j *job, failure error) {

@@ -49,9 +49,10 @@
 //
 // # Checks
 //
-// A page's sum is taken when its bytes are first complete in host memory, and
-// compared when it arrives there again and before it leaves. A mismatch drops the
-// entry: the page is a miss with a reason, never a wrong byte.
+// A page's sum is taken when it first comes to host memory, of what the copy read if
+// the pool can do that (hostpool.Pool.CopyInSummed), and compared when it arrives
+// there again and before it leaves. A mismatch drops the entry: the page is a miss
+// with a reason, never a wrong byte.
 //
 // Lock order: enqueue, mu, then the locks of hostpool and page. mu is never held
 // while bytes move or are summed. enqueue is held from the choice of the pages of a
@@ -166,6 +167,9 @@ type Store struct {
 	readers sync.WaitGroup // calls that sum host pages; none begins once closed
 	settled chan struct{}  // closed when there are no more jobs and readers
 
+	arrivals sync.Pool      // of *hostpool.Arrival
+	arrived  []hostpool.Sum // the settler's scratch
+
 	closing  chan struct{} // closed when the store is
 	scrubbed chan struct{} // closed when the scrubber has ended
 
@@ -205,7 +209,7 @@ type Stats struct {
 	Scrubbed     int64 // cold host pages looked at by the scrubber
 	Summed       int64 // checksums computed
 	SummedBytes  int64
-	SumNanos     int64 // time spent computing them
+	SumNanos     int64 // time spent computing them: also by the stream, of pages that it copied
 	DevicePages  int   // entries on the device now
 	HostPages    int   // entries on the host now
 	Entries      int   // entries kept now
@@ -250,7 +254,8 @@ func Open(o Options) (*Store, error) {
 		// Every job holds a device page of its own, so putting one in never blocks.
 		jobs: make(chan *job, o.Cache.Geometry().Pages()), settled: make(chan struct{}),
 		entries: make([]entry, 0, most), moves: make([]moves, 0, most),
-		index: newIndex(most), ghosts: newGhosts(o.History),
+		arrivals: sync.Pool{New: func() any { return new(hostpool.Arrival) }},
+		index:    newIndex(most), ghosts: newGhosts(o.History),
 		at: slices.Repeat([]Ref{NoRef}, o.Cache.Geometry().Pages()),
 	}
 	s.device.Grow(most)

@@ -62,6 +62,7 @@ func cases() []testCase {
 	var all []testCase
 	all = append(all, memoryCases...)
 	all = append(all, copyCases...)
+	all = append(all, digestCases...)
 	all = append(all, orderCases()...)
 	all = append(all, endCases...)
 	return append(all, randomCases...)

@@ -10,7 +10,6 @@ import (
 	"github.com/kvferry/kvferry/cmd/kvferry/internal/replay"
 	"github.com/kvferry/kvferry/device"
 	"github.com/kvferry/kvferry/kv"
-	"github.com/kvferry/kvferry/page"
 )
 
 // pageTokens is the page size of the models, in tokens.
@@ -233,8 +232,8 @@ type trip struct {
 // roundTrips measures both directions: each run goes down and up again.
 func (b *copyBench) roundTrips(ctx context.Context, x *shuttle) ([]trip, error) {
 	bytes := x.bytes()
-	down := &bare{o: b.o, s: x, route: x.down, sumLast: true, onHost: func(p page.Pair) page.ID { return p.Dst }}
-	up := &bare{o: b.o, s: x, route: x.up, onHost: func(p page.Pair) page.ID { return p.Src }}
+	down := &bare{o: b.o, s: x, route: x.down, sumSrc: true}
+	up := &bare{o: b.o, s: x, route: x.up}
 	seconds, err := b.o.interleave(ctx, append(down.contestants(ctx, x.demote), b.loop(b.pieces)), up.contestants(ctx, x.promote))
 	if err != nil {
 		return nil, err

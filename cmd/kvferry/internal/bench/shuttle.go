@@ -154,6 +154,7 @@ type job struct {
 	from   int // of the first page, in the order of the pages
 	ids    []page.ID
 	pairs  []page.Pair // the copier sorts them
+	sums   hostpool.Arrival
 	ticket *device.Ticket
 }
 
@@ -203,13 +204,15 @@ func (s *shuttle) demote(ctx context.Context) error {
 		}
 		s.moved = append(s.moved, j.pairs...)
 		s.onHost = append(s.onHost, j.ids...)
-		_, err = s.pool.CopyIn(s.stream, j.pairs, j.ticket)
+		if s.checks {
+			_, err = s.pool.CopyInSummed(s.stream, j.pairs, &j.sums, j.ticket)
+		} else {
+			_, err = s.pool.CopyIn(s.stream, j.pairs, j.ticket)
+		}
 		return err
 	}, func(j *job) error {
 		if s.checks {
-			for i, id := range j.ids {
-				s.sums[j.from+i] = s.pool.Sum(id)
-			}
+			s.pool.AppendSums(s.sums[:j.from], &j.sums)
 		}
 		if err := s.pool.Commit(j.ids...); err != nil {
 			return err
@@ -254,14 +257,16 @@ func (s *shuttle) promote(ctx context.Context) error {
 }
 
 // bare are the loops beside ours: the rows of the same pages, page by page, with the
-// same sums and no books. R is the better of the two, run by run.
+// same sums and no books: of the source while it is in the cache on the way down, of
+// the host page before it is copied on the way up. R is the better of the two, run by
+// run.
 type bare struct {
 	o       Options
 	s       *shuttle
 	route   *kv.Route
-	onHost  func(page.Pair) page.ID
-	sumLast bool // the page is complete on the host only after the copy
+	sumSrc  bool // sum what is copied, while it is
 	pairs   []page.Pair
+	digests []device.Digest // of pairs
 	ops     []device.Op
 	rows    []ceiling.Row
 	perPage int
@@ -276,16 +281,50 @@ func (b *bare) follow() (err error) {
 	b.ops, err = ceiling.AppendPageOps(b.ops[:0], b.route, b.pairs...)
 	b.rows = ceiling.AppendOps(b.rows[:0], b.ops)
 	b.perPage = len(b.rows) / max(1, len(b.pairs))
+	b.digests = make([]device.Digest, len(b.pairs))
 	return err
 }
 
-// byGo copies with Go's copy, and sums each page while it is in the cache.
+// begin takes the sums of pages that are to be copied up, and makes the digests of
+// those that are to be copied down empty.
+func (b *bare) begin(from, to int) {
+	if !b.s.checks {
+		return
+	}
+	for i := from; i < to; i++ {
+		if b.sumSrc {
+			b.digests[i].Reset()
+		} else {
+			b.s.pool.Sum(b.pairs[i].Src)
+		}
+	}
+}
+
+// end ends the digests.
+func (b *bare) end(from, to int) {
+	if b.s.checks && b.sumSrc {
+		for i := from; i < to; i++ {
+			b.digests[i].Sum128()
+		}
+	}
+}
+
+// byGo copies with Go's copy, and sums each row, or each page, while it is in the
+// cache.
 func (b *bare) byGo() error {
 	b.o.split(len(b.pairs), func(from, to int) {
 		for i := from; i < to; i++ {
-			b.sum(!b.sumLast, b.pairs[i:i+1])
-			ceiling.Copy(b.rows[i*b.perPage : (i+1)*b.perPage])
-			b.sum(b.sumLast, b.pairs[i:i+1])
+			b.begin(i, i+1)
+			rows := b.rows[i*b.perPage : (i+1)*b.perPage]
+			if !b.s.checks || !b.sumSrc {
+				ceiling.Copy(rows)
+				continue
+			}
+			for k := range rows {
+				ceiling.Copy(rows[k : k+1])
+				_, _ = b.digests[i].Write(rows[k].Src)
+			}
+			b.end(i, i+1)
 		}
 	})
 	return nil
@@ -295,28 +334,20 @@ func (b *bare) byGo() error {
 func (b *bare) byDevice(ctx context.Context) error {
 	for from := 0; from < len(b.pairs); from += jobPages {
 		to := min(from+jobPages, len(b.pairs))
-		b.sum(!b.sumLast, b.pairs[from:to])
+		b.begin(from, to)
+		for i := from * b.perPage; i < to*b.perPage; i++ {
+			b.ops[i].Digest = nil
+			if b.s.checks && b.sumSrc {
+				b.ops[i].Digest = &b.digests[i/b.perPage]
+			}
+		}
 		if err := b.s.stream.Copy(b.ops[from*b.perPage : to*b.perPage]); err != nil {
 			return err
 		}
-		if b.s.checks && b.sumLast {
-			if err := b.s.stream.Sync(ctx); err != nil {
-				return err
-			}
-			b.sum(true, b.pairs[from:to])
-		}
 	}
-	return b.s.stream.Sync(ctx)
-}
-
-// sum sums the host pages of pairs, if it is time and there are checks.
-func (b *bare) sum(now bool, pairs []page.Pair) {
-	if !now || !b.s.checks {
-		return
-	}
-	for _, p := range pairs {
-		b.s.pool.Sum(b.onHost(p))
-	}
+	err := b.s.stream.Sync(ctx)
+	b.end(0, len(b.pairs))
+	return err
 }
 
 // close frees the pools. Nothing is in flight.

@@ -156,7 +156,7 @@ func TestBare_CopiesTheSameBytesAsOurs(t *testing.T) {
 		for _, checks := range []bool{false, true} {
 			s.checks = checks
 			for name, threads := range map[string]int{"go 1": 1, "go 2": 2, "device": 1} {
-				b := &bare{o: Options{Threads: threads}, s: s, route: s.down, sumLast: true, onHost: func(p page.Pair) page.ID { return p.Dst }}
+				b := &bare{o: Options{Threads: threads}, s: s, route: s.down, sumSrc: true}
 				if err := b.follow(); err != nil {
 					t.Fatal(err)
 				}

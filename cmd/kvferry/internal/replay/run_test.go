@@ -145,6 +145,15 @@ func TestRun_EveryByteOfARealSlice(t *testing.T) {
 			if err := errors.Join(x.r.Balance(), x.pools.manager.Check()); err != nil {
 				t.Error(err)
 			}
+			hits := [2]int64{599, 1554} // on the device, on the host
+			if other, ok := map[string][2]int64{
+				"no host": {599, 0}, "page 256": {1198, 3081}, "page 1024": {0, 1115}, "inclusive": {599, 1548}, "through": {599, 1461},
+			}[name]; ok {
+				hits = other
+			}
+			if got := [2]int64{x.r.PagesHitDevice, x.r.PagesHitHost}; got != hits {
+				t.Errorf("%v pages hit on the device and on the host, known are %v", got, hits)
+			}
 			if x.r.Hits() == 0 || *x.r.Mismatches != 0 || *x.r.BytesVerified == 0 {
 				t.Errorf("%d hits, %d mismatches, %d bytes verified", x.r.Hits(), *x.r.Mismatches, *x.r.BytesVerified)
 			}

@@ -120,3 +120,60 @@ func ExampleManager_Ingest() {
 	// page 0: never stored
 	// page 1: never stored
 }
+
+// A sequence that must wait gives its device pages to others, and comes back with the
+// same bytes. What an engine keeps beside the bytes (here a position) comes back too.
+func ExampleSequence_Offload() {
+	ctx := context.Background()
+	host, err := device.OpenHost(device.HostOptions{})
+	if err != nil {
+		panic(err)
+	}
+	defer host.Close()
+	cache, err := openCache(host)
+	if err != nil {
+		panic(err)
+	}
+	defer cache.Close()
+	m, err := kvferry.Open(kvferry.Options{Cache: cache, Device: host, HostPages: 16})
+	if err != nil {
+		panic(err)
+	}
+	defer m.Close(ctx)
+	if err := m.Ready().Wait(ctx); err != nil { // before, the host pool may still be too small
+		panic(err)
+	}
+
+	seq, err := m.Ingest(kvferry.ID{Request: "chat-17"}, kvferry.Prompt{Tokens: 10})
+	if err != nil {
+		panic(err)
+	}
+	if _, err := seq.Admit(ctx, 10); err != nil {
+		panic(err)
+	}
+	// Here the engine computes the tokens.
+	if err := seq.Commit(10); err != nil {
+		panic(err)
+	}
+	if err := seq.SetPosition(10, 0); err != nil {
+		panic(err)
+	}
+
+	freed, err := seq.Offload(ctx)
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println(freed, "pages freed,", m.NumFree(), "are free")
+
+	back, err := seq.Reload(ctx)
+	if err != nil {
+		panic(err)
+	}
+	if err := back.Wait(ctx); err != nil { // the pages are on the device now
+		panic(err)
+	}
+	fmt.Println(back.StoredLen, "tokens at position", back.Position, "in", len(back.Pages), "pages")
+	// Output:
+	// 3 pages freed, 8 are free
+	// 10 tokens at position 10 in 3 pages
+}

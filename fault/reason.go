@@ -16,7 +16,7 @@ const (
 	Partial                    // the last page of a prompt, not full: never shared
 	Pending                    // somebody is writing it at this moment
 	Corrupted                  // its bytes failed their check and were discarded
-	CopyFailed                 // the copy that should have kept it failed
+	CopyFailed                 // a copy of it failed, to the host or back, and it was given up
 	HistoryFull                // no record, and the record of evictions has overflowed: it may have been evicted
 	NumReasons   = iota        // how many there are, Hit included
 )

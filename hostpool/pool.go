@@ -24,15 +24,30 @@
 // A pool that has too few free pages refuses with the shortfall, and nothing
 // moves: who holds the pages decides what to give up, and asks again.
 //
+// Pages are claimed by those who keep books of their own (package store), or under
+// the name of a suspended run, whose books the pool keeps: Offload, Settle, Reload.
+//
+// # Fences
+//
+// A copy must not read a device page that the engine still writes, nor overwrite one
+// that it still reads, nor may the engine read one that is still being loaded. With
+// Options.Compute every copy is put on its stream between two events: it waits for
+// what the engine has enqueued, and what the engine enqueues afterwards waits for it.
+// Without Compute the engine itself waits: for its own work before it gives pages to
+// a copy, and for the copy's ticket before it uses them. Sync puts any other stream
+// behind the copies. Copies on one stream run in the order of their calls.
+//
 // # Sums
 //
-// The sum of a page is the xxh3-128 of its bytes in the pool (CopyInSummed, Sum). Who
-// keeps it compares it later: as Checks says, when the page arrives again and before it
-// leaves. The pool only takes sums. CopyInSummed takes them of the bytes that the copy
-// has read, which lie in the processor's cache then, where the processor is what copies;
-// elsewhere of the page that has arrived.
+// The sum of a page is the xxh3-128 of its bytes in the pool (CopyInSummed, Sum). The
+// pool keeps and compares those of suspended runs; whoever claims pages itself keeps
+// and compares theirs: as Checks says, when a page arrives again and before it leaves.
+// CopyInSummed takes them of the bytes that the copy has read, which lie in the
+// processor's cache then, where the processor is what copies; elsewhere of the page
+// that has arrived.
 //
-// Lock order: order, mu, then the arena's own. No lock is held while bytes move.
+// Lock order: order, mu, then the arena's own. No lock is held while bytes move or
+// are summed.
 package hostpool
 
 import (

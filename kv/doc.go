@@ -8,7 +8,8 @@
 // tensor for each layer, K and V joined or apart, a page-major host pool and
 // layers of different size are all such lists, so nothing in this package
 // branches on who made the cache. [Config] has constructors for the usual
-// arrangements; [NewGeometry] takes any list.
+// arrangements; [NewGeometry] takes any list. [Geometry.Packed] and
+// [Geometry.PackedLayerMajor] make a pool's geometry for the pages of a cache.
 //
 // A geometry is immutable and is validated once, when it is made: every sum and
 // product is checked for overflow, every plane lies inside its region and no

@@ -10,13 +10,18 @@
 // holds a ref, the entry is no victim and its pages stay where they are. Refs are
 // given by Match, Reserve and Commit, and given back by Unpin (or Abandon).
 //
+// A hold is less than a pin: the entry stays, but its page may go from the device to
+// the host, and no further. Suspend makes holds of pins, for a user that will be away;
+// Resume makes pins of them again, Unhold gives them back.
+//
 // # States of an entry
 //
 //	absent   → reserved   Reserve: only the reserver knows it; nobody can match it
 //	reserved → kept       Commit: its page is complete, sealed, and owned by the store too
 //	reserved → absent     Abandon
-//	kept     → dropped    evicted, or its bytes failed their check: out of the index, its
-//	                      pages released; the entry is absent once the last pin is gone
+//	kept     → dropped    evicted, its bytes failed their check, or a copy failed: out of
+//	                      the index, its pages released; the entry is absent once the
+//	                      last pin and hold are gone
 //
 // A kept entry is idle or has one copy in flight:
 //
@@ -27,12 +32,17 @@
 //	           sealed from the start (nobody but the copy writes it), and has the store as
 //	           an owner; whoever adopts it meanwhile waits for the same ticket.
 //
+// A failed copy changes as little as is safe. A demotion that failed drops the page, or
+// it would be chosen again and again, unless somebody pins or holds it: then it stays
+// on the device. A failed promotion drops the entry, so that it is a miss the next time,
+// unless it is held: then it stays on the host. A failed write-through changes nothing.
+//
 // A page has one key: the device page of an entry is no other entry's.
 //
 // # Recency
 //
 // Each tier has one list of the entries that may go from it: kept, idle, pinned
-// by nobody. Unpin enters a path deepest page first, so the oldest page of a list
+// by nobody, and of the host held by nobody. Unpin enters a path deepest page first, so the oldest page of a list
 // never has a resident child (package evict). That needs the whole path at once:
 // when a page of it has a copy in flight, the pins of the path are the copy's until
 // it has settled. A page demoted is the oldest of the device and becomes the newest
@@ -51,8 +61,13 @@
 //
 // A page's sum is taken when it first comes to host memory, of what the copy read if
 // the pool can do that (hostpool.Pool.CopyInSummed), and compared when it arrives
-// there again and before it leaves. A mismatch drops the entry: the page is a miss
-// with a reason, never a wrong byte.
+// there again and before it leaves; hostpool.Options.Checks can ask for less. When no
+// look-up came for a while, a scrubber compares cold host pages too. A mismatch drops
+// the entry: the page is a miss with a reason, never a wrong byte.
+//
+// The pool orders the copies behind the engine's work, and the engine behind them
+// (hostpool.Options.Compute). The store only chooses, enqueues, and settles the books
+// when a copy is done: one goroutine does, in the order of the stream.
 //
 // Lock order: enqueue, mu, then the locks of hostpool and page. mu is never held
 // while bytes move or are summed. enqueue is held from the choice of the pages of a

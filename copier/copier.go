@@ -5,7 +5,8 @@
 // (pages adjacent on both sides, package page), runs become boxes (slices × rows of
 // equal width, with the strides of both sides, package kv), and boxes become what the
 // device is best at. The portable copier turns a box into rows, each one op of a
-// stream's copy; it works on every device and is the yardstick for all others.
+// stream's copy; it works on every device and is the yardstick for all others. Where
+// the device can, it also gives digests the bytes that it reads: [Portable.CopySummed].
 //
 // Traps that every copier has to respect:
 //

@@ -26,6 +26,7 @@ type ferry struct {
 	moves  moves
 	checks bool // take the sum of every page that has arrived
 	kept   []page.ID
+	sums   []hostpool.Sum
 }
 
 // openFerry makes the pools and waits until all of their memory is there.
@@ -78,8 +79,9 @@ func (f *ferry) run(ctx context.Context) (float64, error) {
 			return err
 		}
 		var jobs [inFlight]struct {
-			pairs  []page.Pair
-			ticket *device.Ticket
+			pairs   []page.Pair
+			arrival hostpool.Arrival
+			ticket  *device.Ticket
 		}
 		n := (len(f.moves.Dst) + jobPages - 1) / jobPages
 		for k := range n + inFlight {
@@ -88,13 +90,13 @@ func (f *ferry) run(ctx context.Context) (float64, error) {
 				if err := j.ticket.Wait(ctx); err != nil {
 					return err
 				}
-				if err := f.arrived(j.pairs); err != nil {
+				if err := f.arrived(j.pairs, &j.arrival); err != nil {
 					return err
 				}
 			}
 			if k < n {
 				j.pairs, j.ticket = f.moves.appendPairs(j.pairs[:0], k*jobPages, jobPages), device.NewTicket()
-				if _, err := f.pool.CopyIn(f.stream, j.pairs, j.ticket); err != nil {
+				if err := f.send(j.pairs, &j.arrival, j.ticket); err != nil {
 					return err
 				}
 			}
@@ -103,11 +105,20 @@ func (f *ferry) run(ctx context.Context) (float64, error) {
 	})
 }
 
-func (f *ferry) arrived(pairs []page.Pair) error {
+func (f *ferry) send(pairs []page.Pair, a *hostpool.Arrival, t *device.Ticket) (err error) {
+	if f.checks {
+		_, err = f.pool.CopyInSummed(f.stream, pairs, a, t)
+	} else {
+		_, err = f.pool.CopyIn(f.stream, pairs, t)
+	}
+	return err
+}
+
+func (f *ferry) arrived(pairs []page.Pair, a *hostpool.Arrival) error {
+	if f.checks {
+		f.sums, _ = f.pool.AppendSums(f.sums[:0], a)
+	}
 	for _, p := range pairs {
-		if f.checks {
-			f.pool.Sum(p.Dst)
-		}
 		if err := f.pool.Commit(p.Dst); err != nil {
 			return err
 		}

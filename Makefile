@@ -31,6 +31,7 @@ race: compiler ## tests with the race detector and with invariants checked
 
 plain: ## tests as users build the code: no C, no checks
 	$(PURE) test ./...
+	CGO_ENABLED=0 $(GO) -C bench test ./...
 
 cross: ## build for arm64, and type-check the tests there
 	GOARCH=arm64 $(PURE) build -o /dev/null ./cmd/kvferry

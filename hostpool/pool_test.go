@@ -360,7 +360,10 @@ func TestClose_WhileAFailedStreamStillNamesTheMemory(t *testing.T) {
 	p := r.pool(2)
 	ids := r.claim(p, 2)
 	r.host.Fail(r.copies, io.ErrUnexpectedEOF)
-	refused(t, wait(r.offload(p, ids[0], 0)), fault.Device)
+	let := r.hold(r.copies) // until the ticket is in the queue: a stream known to have failed takes none
+	copied := r.offload(p, ids[0], 0)
+	let()
+	refused(t, wait(copied), fault.Device)
 	// Work of somebody else, with the pool's memory, that the pool knows nothing of.
 	other := r.stream("other")
 	release := r.hold(other)

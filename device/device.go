@@ -78,7 +78,8 @@ type Stream interface {
 	Signal(t *Ticket) error
 
 	// Sync waits until all work enqueued before the call has run, or ctx ends.
-	// It returns the stream's error, or ctx's.
+	// It returns the stream's error, or ctx's. A stream that is being closed is
+	// waited for as well, before Sync says so (fault.Closed).
 	Sync(ctx context.Context) error
 
 	// Close waits for the work enqueued so far and releases the stream, whatever

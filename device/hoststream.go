@@ -222,11 +222,11 @@ func (s *hostStream) Sync(ctx context.Context) error {
 	s.mu.Lock()
 	point, closed := s.enqueued, s.closed
 	s.mu.Unlock()
-	if closed {
-		return s.errClosed()
-	}
 	if err := s.await(ctx, point); err != nil {
 		return err
+	}
+	if closed {
+		return s.errClosed()
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -371,3 +371,35 @@ func BenchmarkHostStream_RecordAndWait(b *testing.B) {
 		step()
 	}
 }
+
+// A stream that is being closed still copies: who must not touch the memory before
+// it is idle can wait for it all the same.
+func TestHostStream_SyncWaitsForAStreamThatIsBeingClosed(t *testing.T) {
+	h := openHost(t, HostOptions{})
+	s, err := h.NewStream("s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	src, dst := WrapHost([]byte("bytes")), WrapHost(make([]byte, 5))
+	release := h.Hold(s)
+	if err := s.Copy([]Op{{Dst: dst, Src: src, Bytes: 5}}); err != nil {
+		t.Fatal(err)
+	}
+	closed := make(chan error)
+	go func() { closed <- s.Close() }()
+	for s.Copy(nil) == nil { // until Close has begun
+		runtime.Gosched()
+	}
+	over, end := context.WithCancel(context.Background())
+	end()
+	if err := s.Sync(over); !errors.Is(err, context.Canceled) {
+		t.Errorf("Sync of a stream that still copies: %v", err)
+	}
+	release()
+	if err := s.Sync(context.Background()); !errors.Is(err, fault.Closed) || string(dst.Bytes()) != "bytes" {
+		t.Errorf("Sync: %v, destination %q", err, dst.Bytes())
+	}
+	if err := <-closed; err != nil {
+		t.Error(err)
+	}
+}

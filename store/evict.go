@@ -167,9 +167,9 @@ func (s *Store) claim(n int) []page.ID {
 	return s.hosts
 }
 
-// evictHost gives up the n oldest host pages. An entry that is on the device too
-// only loses its copy.
-func (s *Store) evictHost(n int) {
+// evictHost gives up the n oldest host pages, or all that can go, and returns how
+// many. An entry that is on the device too only loses its copy.
+func (s *Store) evictHost(n int) int {
 	before := len(s.chosen) // the caller's victims are in front
 	s.chosen = s.host.AppendOldest(s.chosen, n)
 	for _, v := range s.chosen[before:] {
@@ -189,4 +189,5 @@ func (s *Store) evictHost(n int) {
 	}
 	s.chosen = s.chosen[:before]
 	s.must(s.pool.Release(s.ids...))
+	return len(s.ids)
 }

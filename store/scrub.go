@@ -49,7 +49,7 @@ func (s *Store) scrubber(every time.Duration) {
 		if left == 0 {
 			continue
 		}
-		n := s.scrub(at, min(left, entries), int(max(1, scrubBytes/s.bytes)))
+		n, _ := s.scrub(at, min(left, entries), int(max(1, scrubBytes/s.bytes)))
 		at, left = (at+n)%max(1, entries), left-n
 	}
 }
@@ -60,25 +60,25 @@ func (s *Store) Scrub(ctx context.Context) (wrong int, err error) {
 	if s.bytes == 0 || s.pool == nil || s.pool.Checks() == hostpool.ChecksOff {
 		return 0, nil
 	}
-	before := s.Stats().Corrupted
 	s.mu.Lock()
 	entries := len(s.entries)
 	s.mu.Unlock()
 	for at := 0; at < entries; {
 		if err := ctx.Err(); err != nil {
-			return int(s.Stats().Corrupted - before), err
+			return wrong, err
 		}
-		at += s.scrub(at, entries-at, int(max(1, scrubBytes/s.bytes)))
+		n, bad := s.scrub(at, entries-at, int(max(1, scrubBytes/s.bytes)))
+		at, wrong = at+n, wrong+bad
 	}
-	return int(s.Stats().Corrupted - before), nil
+	return wrong, nil
 }
 
 // scrub looks at the pages of up to n entries from at on, most of them at the most.
-// It returns how many entries it passed.
-func (s *Store) scrub(at, n, most int) (passed int) {
+// It returns how many entries it passed, and how many pages were wrong.
+func (s *Store) scrub(at, n, most int) (passed, wrong int) {
 	suspects, passed := s.suspects(at, n, most)
 	if len(suspects) == 0 {
-		return passed
+		return passed, 0
 	}
 	defer s.readers.Done()
 	ids := make([]page.ID, len(suspects))
@@ -94,10 +94,11 @@ func (s *Store) scrub(at, n, most int) (passed int) {
 		if sums[i] == x.sum || e.state != kept || e.epoch != x.epoch || e.part.host != x.host || e.part.flight != nil {
 			continue // right; or the page was somebody else's while it was read
 		}
+		wrong++
 		s.stats.Corrupted++
 		s.corrupt(x.r, e)
 	}
-	return passed
+	return passed, wrong
 }
 
 // suspects lists cold pages from entry at on. With any, the caller is one of readers.

@@ -85,8 +85,6 @@ func (s *Store) EvictHost(n int) int {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	before := s.pool.NumFree()
 	s.chosen = s.chosen[:0]
-	s.evictHost(n)
-	return s.pool.NumFree() - before
+	return s.evictHost(n)
 }

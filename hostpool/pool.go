@@ -202,8 +202,7 @@ func (p *Pool) assemble(g *kv.Geometry, o Options) (err error) {
 	if p.offload, err = kv.NewRoute(p.cache, o.Cache); err != nil {
 		return err
 	}
-	// On the host device the processor copies, and so reads every byte.
-	if _, ok := p.device.(*device.Host); ok {
+	if o.Cache.Device() == o.Host.Name() { // the processor copies, and so reads every byte
 		p.summer, _ = p.copier.(summer)
 	}
 	if p.reload, err = kv.NewRoute(o.Cache, p.cache); err != nil {
@@ -305,7 +304,7 @@ func (p *Pool) CopyOut(s device.Stream, pairs []page.Pair, t *device.Ticket) (co
 		t.Complete(err)
 		return copier.Moved{}, err
 	}
-	return p.start(s, p.reload, pairs, t)
+	return p.start(s, p.reload, pairs, nil, t)
 }
 
 // copyIn is CopyIn with digests for the pages, or none.
@@ -317,16 +316,12 @@ func (p *Pool) copyIn(s device.Stream, pairs []page.Pair, digests []device.Diges
 		t.Complete(err)
 		return copier.Moved{}, err
 	}
-	return p.startSummed(s, p.offload, pairs, digests, t)
+	return p.start(s, p.offload, pairs, digests, t)
 }
 
-// start enqueues a copy whose host pages are marked as used by t.
-func (p *Pool) start(s device.Stream, r *kv.Route, pairs []page.Pair, t *device.Ticket) (copier.Moved, error) {
-	return p.startSummed(s, r, pairs, nil, t)
-}
-
-// startSummed is start with digests for the pages, or none.
-func (p *Pool) startSummed(s device.Stream, r *kv.Route, pairs []page.Pair, digests []device.Digest, t *device.Ticket) (copier.Moved, error) {
+// start enqueues a copy whose host pages are marked as used by t, with digests for
+// the pages, or none.
+func (p *Pool) start(s device.Stream, r *kv.Route, pairs []page.Pair, digests []device.Digest, t *device.Ticket) (copier.Moved, error) {
 	if r.PageBytes() == 0 { // nothing to move, nothing to wait for
 		t.Complete(nil)
 		return copier.Moved{Pages: len(pairs)}, nil

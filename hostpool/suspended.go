@@ -192,7 +192,7 @@ func (p *Pool) Reload(s device.Stream, name Name, pages []page.ID, t *device.Tic
 	for i := range pages {
 		pairs[i] = page.Pair{Dst: pages[i], Src: x.Pages[i]}
 	}
-	if _, err := p.start(s, p.reload, pairs, t); err != nil {
+	if _, err := p.start(s, p.reload, pairs, nil, t); err != nil {
 		return Offloaded{}, fmt.Errorf("reload of %v: %w", name, err)
 	}
 	p.mu.Lock()

@@ -45,6 +45,24 @@ func TestRules_PrintAndParse(t *testing.T) {
 	}
 }
 
+// Whatever ParseRules takes is printed as text that it takes, for the same rules.
+func FuzzRules(f *testing.F) {
+	f.Add("(half pages (or (at 1) (and (from 10) (not (every 2)))))")
+	f.Add("(fail copy (chance 1/20 3)) (fail stream)")
+	f.Fuzz(func(t *testing.T, text string) {
+		rules, err := devicetest.ParseRules(text)
+		for _, r := range rules {
+			again, err := devicetest.ParseRules(r.String())
+			if err != nil || len(again) != 1 || again[0].String() != r.String() {
+				t.Errorf("%v is read as %v, error %v", r, again, err)
+			}
+		}
+		if err != nil && rules != nil {
+			t.Errorf("refused, and read as %v", rules)
+		}
+	})
+}
+
 func TestInjector_StrikesAtTheCallsThatItsRulesName(t *testing.T) {
 	for _, test := range []struct{ when, want string }{
 		{"", "1 2 3 4 5 6 7 8 9 10 11 12"},

@@ -70,17 +70,8 @@ func ParseDType(name string) (DType, error) {
 	return DType(i), err
 }
 
-// MarshalText returns the type's name. Kind: fault.Invalid.
-func (d DType) MarshalText() ([]byte, error) { return marshalName(dtypeNames, "dtype", int(d)) }
-
-// UnmarshalText is [ParseDType].
-func (d *DType) UnmarshalText(text []byte) (err error) {
-	*d, err = ParseDType(string(text))
-	return err
-}
-
-// Name number 0 stands for the zero value. It is printed and marshalled, so
-// that an opaque geometry survives a round trip through text.
+// Name number 0 stands for the zero value. It is read back too, so that an opaque
+// geometry survives a round trip through text.
 
 func nameOf(names []string, what string, i int) string {
 	if i >= len(names) {
@@ -96,11 +87,4 @@ func parseName(names []string, what, name string) (int, error) {
 		}
 	}
 	return 0, unknown(what, fmt.Sprintf("%q", name), names)
-}
-
-func marshalName(names []string, what string, i int) ([]byte, error) {
-	if i >= len(names) {
-		return nil, unknown(what, i, names)
-	}
-	return []byte(names[i]), nil
 }

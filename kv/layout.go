@@ -24,15 +24,6 @@ func ParseLayout(name string) (Layout, error) {
 	return Layout(i), err
 }
 
-// MarshalText returns the layout's name. Kind: fault.Invalid.
-func (l Layout) MarshalText() ([]byte, error) { return marshalName(layoutNames, "layout", int(l)) }
-
-// UnmarshalText is [ParseLayout].
-func (l *Layout) UnmarshalText(text []byte) (err error) {
-	*l, err = ParseLayout(string(text))
-	return err
-}
-
 // PlaneKind says what the bytes of a plane are.
 type PlaneKind uint8
 
@@ -52,24 +43,6 @@ const (
 var kindNames = []string{"none", "K", "V", "KV", "latent", "scale", "state", "opaque"}
 
 func (k PlaneKind) String() string { return nameOf(kindNames, "plane kind", int(k)) }
-
-// ParsePlaneKind returns the kind of that name, in any case.
-// Kind: fault.Invalid.
-func ParsePlaneKind(name string) (PlaneKind, error) {
-	i, err := parseName(kindNames, "plane kind", name)
-	return PlaneKind(i), err
-}
-
-// MarshalText returns the kind's name. Kind: fault.Invalid.
-func (k PlaneKind) MarshalText() ([]byte, error) {
-	return marshalName(kindNames, "plane kind", int(k))
-}
-
-// UnmarshalText is [ParsePlaneKind].
-func (k *PlaneKind) UnmarshalText(text []byte) (err error) {
-	*k, err = ParsePlaneKind(string(text))
-	return err
-}
 
 // Join says how the K and the V of a page lie to each other.
 type Join uint8

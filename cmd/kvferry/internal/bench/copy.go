@@ -71,7 +71,10 @@ func (o Options) shapes() ([]shape, error) {
 			return nil, err
 		}
 		c := kv.Config{Layers: m.Layers, KVHeads: m.KVHeads, HeadDim: m.HeadDim, LatentDim: m.LatentDim, PageSize: pageTokens, Pages: 1}
-		if err := errors.Join(c.Layout.UnmarshalText([]byte(m.Layout)), c.DType.UnmarshalText([]byte(m.DType))); err != nil {
+		if c.Layout, err = kv.ParseLayout(m.Layout); err != nil {
+			return nil, err
+		}
+		if c.DType, err = kv.ParseDType(m.DType); err != nil {
 			return nil, err
 		}
 		g, err := c.PageMajor()

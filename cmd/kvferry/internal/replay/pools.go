@@ -91,7 +91,11 @@ func (o Options) geometry(pages int) (*kv.Geometry, error) {
 	c := kv.Config{Pages: pages, PageSize: o.PageSize, Sink: pages > 1}
 	if !o.Bookkeeping {
 		c.Layers, c.KVHeads, c.HeadDim, c.LatentDim = o.Layers, o.KVHeads, o.HeadDim, o.LatentDim
-		if err := errors.Join(c.Layout.UnmarshalText([]byte(o.Layout)), c.DType.UnmarshalText([]byte(o.DType))); err != nil {
+		var err error
+		if c.Layout, err = kv.ParseLayout(o.Layout); err != nil {
+			return nil, err
+		}
+		if c.DType, err = kv.ParseDType(o.DType); err != nil {
 			return nil, err
 		}
 	}

@@ -40,7 +40,7 @@ func (s *Store) Unhold(refs []Ref) {
 
 // Demote moves those pages of held refs to the host that nobody pins, as far as the
 // host has room, and waits for the copies. It returns how many device pages were freed.
-// When ctx ends, the copies go on.
+// Refs that are held no more are passed over. When ctx ends, the copies go on.
 func (s *Store) Demote(ctx context.Context, refs []Ref) (freed int, err error) {
 	v, err := s.demoteSome(refs)
 	if err != nil {
@@ -65,7 +65,8 @@ func (s *Store) demoteSome(refs []Ref) (v victims, err error) {
 	}
 	s.chosen = s.chosen[:0]
 	for _, r := range slices.Backward(refs) { // deepest first
-		if r != NoRef && s.device.Remove(int32(r)) {
+		// A ref whose hold was given back meanwhile may name another key by now.
+		if r != NoRef && s.entries[r].holds > 0 && s.device.Remove(int32(r)) {
 			s.chosen = append(s.chosen, int32(r))
 		}
 	}

@@ -271,6 +271,19 @@ func TestHeld_CorruptIsToldToEverybody(t *testing.T) {
 	noError(t, r.check(nil))
 }
 
+// Who gives a hold back while Demote is on its way there lets others have the entry:
+// their pages are none of its business.
+func TestDemote_PassesOverWhatIsHeldNoMore(t *testing.T) {
+	r := newRig(t, setup{device: 4, host: 4, bytes: true})
+	refs := r.suspend("ab")
+	r.store.Unhold(refs)
+	if n, err := r.store.Demote(t.Context(), refs); n != 0 || err != nil {
+		t.Errorf("%d freed, error %v", n, err)
+	}
+	r.wantWhere("ab", "device, device")
+	noError(t, r.check(nil))
+}
+
 func TestEvictHost_SaysHowManyPagesItFreed(t *testing.T) {
 	for _, inclusive := range []bool{false, true} {
 		r := newRig(t, setup{device: 6, host: 6, bytes: true, inclusive: inclusive})

@@ -162,7 +162,9 @@ func (m *Manager) offload(ctx context.Context, name hostpool.Name, pages []page.
 
 // Reload brings an offloaded sequence back: device pages are taken as Admit takes
 // them, and the copies are enqueued; Reloaded.Wait waits for them. When the device has
-// no room nothing has moved, and the sequence stays on the host. Kinds: fault.NotFound
+// no room nothing has moved, and the sequence stays on the host. When it is refused
+// after copies were enqueued, it returns once they have drained, whatever ctx says:
+// their pages are somebody else's then. Kinds: fault.NotFound
 // (not on the host), fault.Full, fault.Corrupt (a page failed its check and was
 // discarded: reset the sequence and compute it again), fault.Device (the copies were
 // refused), ctx's error. When the copies fail later, Reloaded.Wait and every later call

@@ -64,7 +64,8 @@ type Stream interface {
 	Copy(ops []Op) error
 
 	// Record makes e stand for the work enqueued on this stream so far. On an
-	// error return e stands for what it stood for before.
+	// error return e stands for what it stood for before. Of two calls with one
+	// event at once, it may come to stand for either.
 	Record(e Event) error
 
 	// Wait makes work enqueued on this stream from now on run after the point

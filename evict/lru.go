@@ -85,15 +85,6 @@ func (l *LRU) Contains(slot int32) bool {
 	return slot >= 0 && int(slot)+1 < len(l.links) && l.links[slot+1].next != absent
 }
 
-// Oldest returns the least recently used slot and leaves it where it is; false
-// when the list is empty.
-func (l *LRU) Oldest() (slot int32, ok bool) {
-	if l.n == 0 {
-		return 0, false
-	}
-	return l.links[0].next - 1, true
-}
-
 // AppendOldest takes the n least recently used slots out of the list, or all if
 // there are fewer, and appends them to dst, oldest first.
 func (l *LRU) AppendOldest(dst []int32, n int) []int32 {

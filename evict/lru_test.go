@@ -106,9 +106,6 @@ func runLRU(t *testing.T, l *LRU, d *datadriven.TestData) string {
 			fmt.Fprintf(&b, "%t ", l.Remove(s))
 		}
 		return b.String()
-	case "oldest":
-		slot, ok := l.Oldest()
-		return fmt.Sprintf("%s %t ", letters([]int32{slot}), ok)
 	case "evict":
 		return fmt.Sprintf("evicted [%s] ", letters(l.AppendOldest(nil, n)))
 	case "child-churn":
@@ -163,12 +160,6 @@ func TestLRU_AgreesWithASlice(t *testing.T) {
 				}
 			},
 			"grow": func(t *rapid.T) { l.Grow(rapid.IntRange(0, 40).Draw(t, "slots")) },
-			"oldest": func(t *rapid.T) {
-				s, ok := l.Oldest()
-				if ok != (len(model) > 0) || ok && s != model[0] {
-					t.Fatalf("Oldest is %d, %t; the model has %v", s, ok, model)
-				}
-			},
 			"pop": func(t *rapid.T) {
 				n := rapid.IntRange(-1, 8).Draw(t, "n")
 				got := l.AppendOldest([]int32{99}, n)

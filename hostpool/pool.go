@@ -413,6 +413,10 @@ func (p *Pool) Sync(s device.Stream) error {
 	p.order.Lock()
 	defer p.order.Unlock()
 	for of, e := range p.fences {
+		if e.Done() { // nothing to wait for, and perhaps never again: its stream may be closed
+			delete(p.fences, of)
+			continue
+		}
 		if of == s {
 			continue
 		}

@@ -114,7 +114,7 @@ type Options struct {
 	// rather than "never stored". 0 means 262,144 (6 MiB).
 	History int
 	// ScrubAfter is how long no look-up must have come before the scrubber looks at
-	// cold host pages. 0 means a second, negative never.
+	// cold host pages, 8 MiB of them each time. 0 means a second, negative never.
 	ScrubAfter time.Duration
 	// JobPages is how many pages one copy job moves. 0 means 16.
 	JobPages int

@@ -12,14 +12,15 @@ import (
 //  2. a kept entry is in a tier; on both only if inclusive, or while promoting;
 //  3. no two entries name the same page of a tier, and at has each device page's;
 //  4. the lists hold exactly the kept, idle, unpinned entries of their tier;
-//  5. every device page the store names has an owner, and several only if sealed.
+//  5. the counts of Stats are right;
+//  6. every device page the store names has an owner, and several only if sealed.
 func (s *Store) Check() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
 		return errClosed()
 	}
-	indexed := 0
+	indexed, entries := 0, 0
 	onDevice, onHost := map[page.ID]Ref{}, map[page.ID]Ref{}
 	listedDevice, listedHost := 0, 0
 	for i := range s.entries {
@@ -37,6 +38,7 @@ func (s *Store) Check() error {
 		if e.state == reserved {
 			continue
 		}
+		entries++
 		p := &e.part
 		if p.device == page.None && p.host == page.None {
 			return fmt.Errorf("store: entry %d is kept, and in no tier", r)
@@ -76,6 +78,9 @@ func (s *Store) Check() error {
 	}
 	if s.device.Len() != listedDevice || s.host.Len() != listedHost {
 		return fmt.Errorf("store: lists of %d and %d, must be %d and %d", s.device.Len(), s.host.Len(), listedDevice, listedHost)
+	}
+	if got, want := [3]int{s.stats.Entries, s.stats.DevicePages, s.stats.HostPages}, [3]int{entries, len(onDevice), len(onHost)}; got != want {
+		return fmt.Errorf("store: entries, device pages and host pages are counted as %v, and are %v", got, want)
 	}
 	for id, r := range s.at {
 		if _, there := onDevice[page.ID(id)]; !there && r != NoRef {

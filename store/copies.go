@@ -187,11 +187,13 @@ func (s *Store) finishDemotion(j *job, failure error) {
 				e.part.sum, e.part.summed = j.sums[i], true
 				s.hosts = append(s.hosts, host)
 				e.part.host = host
+				s.stats.HostPages++
 				s.note(r, demoted, host)
 				s.stats.Demoted++
 			}
 			s.ids = append(s.ids, e.part.device)
 			s.at[e.part.device], e.part.device = NoRef, page.None
+			s.stats.DevicePages--
 			s.list(r, e)
 			continue
 		}
@@ -283,6 +285,7 @@ func (s *Store) finishThrough(j *job, failure error) {
 			s.corrupt(r, e)
 		default:
 			e.part.sum, e.part.summed, e.part.host = j.sums[i], true, host
+			s.stats.HostPages++
 			s.must(s.pool.Commit(host))
 			s.note(r, written, host)
 			s.stats.Written++

@@ -182,6 +182,7 @@ func (s *Store) evictHost(n int) int {
 		s.stats.EvictedHost++
 		s.ids = append(s.ids, e.part.host)
 		e.part.host = page.None
+		s.stats.HostPages--
 		e.epoch++ // who is summing the page must not judge it
 		if e.part.device == page.None {
 			s.drop(r, e, fault.Evicted)

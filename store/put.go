@@ -74,6 +74,8 @@ func (s *Store) Commit(refs []Ref, pages []page.ID) error {
 			continue
 		}
 		e.state, e.pins = kept, 1
+		s.stats.Entries++
+		s.stats.DevicePages++
 		s.ghosts.forget(s.index.hash(&s.index.keys[r]))
 		s.note(r, stored, pages[i])
 		s.stats.Committed++

@@ -339,6 +339,7 @@ func TestCheck_SeesBooksThatAreWrong(t *testing.T) {
 		word   string
 	}{
 		{"a key lost from the index", func(s *Store) { s.index.remove(&s.index.keys[0], s.index.hash(&s.index.keys[0])) }, "is found as"},
+		{"a count that is off", func(s *Store) { s.stats.HostPages++ }, "are counted as"},
 		{"a key too many", func(s *Store) { k := testKey(1); s.index.insert(&k, s.index.hash(&k), 5) }, "keys"},
 		{"an entry lost from its list", func(s *Store) { s.device.Remove(0) }, "device list"},
 		{"an entry listed that is gone", func(s *Store) { s.device.Insert(7) }, "lists of"},

@@ -326,19 +326,6 @@ func (s *Store) Stats() Stats {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	st := s.stats
-	for i := range s.entries {
-		e := &s.entries[i]
-		if e.state != kept {
-			continue
-		}
-		st.Entries++
-		if e.part.device != page.None {
-			st.DevicePages++
-		}
-		if e.part.host != page.None {
-			st.HostPages++
-		}
-	}
 	st.HistoryBytes, st.HistoryFull = s.ghosts.bytes(), s.ghosts.overflowed
 	return st
 }
@@ -394,6 +381,7 @@ func (s *Store) drop(r Ref, e *entry, why fault.Reason) (freed int) {
 	freed = s.releaseDevice(e)
 	s.releaseHost(e)
 	e.state = dropped
+	s.stats.Entries--
 	if e.pins+e.holds == 0 {
 		s.forget(r, e)
 	}
@@ -419,6 +407,7 @@ func (s *Store) keep(r Ref, id page.ID) error {
 		return err
 	}
 	s.at[id], s.entries[r].part.device = r, id
+	s.stats.DevicePages++
 	return nil
 }
 
@@ -438,6 +427,7 @@ func (s *Store) releaseDevice(e *entry) (freed int) {
 	}
 	id := [1]page.ID{e.part.device}
 	s.at[id[0]], e.part.device = NoRef, page.None
+	s.stats.DevicePages--
 	freed, err := s.arena.Release(id[:])
 	s.must(err)
 	return freed
@@ -449,6 +439,7 @@ func (s *Store) releaseHost(e *entry) {
 	}
 	id := e.part.host
 	e.part.host = page.None
+	s.stats.HostPages--
 	s.must(s.pool.Release(id))
 }
 

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"sync/atomic"
 
 	"github.com/kvferry/kvferry/device"
 	"github.com/kvferry/kvferry/fault"
@@ -50,7 +51,8 @@ type Offloaded struct {
 type suspended struct {
 	Offloaded
 	copied *device.Ticket
-	sums   []Sum // nil until settled
+	sums   []Sum        // nil until settled
+	wrong  atomic.Int32 // the place of a page that is not what it was, + 1
 }
 
 // leaving is a run that is off its name, and whose pages go back once copied is done.
@@ -179,14 +181,15 @@ func (p *Pool) Reload(s device.Stream, name Name, pages []page.ID, t *device.Tic
 		return Offloaded{}, fmt.Errorf("reload of %v: %w", name, err)
 	}
 	// Held by t: nobody gives these pages to somebody else until it is done.
-	for i, id := range x.Pages {
-		if p.checks == ChecksAlways && p.Sum(id) != x.sums[i] {
-			err := fault.New(fault.Corrupt, "reload of "+name.String(), "host page %d (page %d of the run) is not what it was: all of it is discarded", id, i).
-				Hint("compute the run again")
-			t.Complete(err)
-			p.discard(name, x)
-			return Offloaded{}, err
-		}
+	if x.wrong.Load() == 0 && p.checks == ChecksAlways {
+		p.compare(name, x)
+	}
+	if i := int(x.wrong.Load()) - 1; i >= 0 {
+		err := fault.New(fault.Corrupt, "reload of "+name.String(), "host page %d (page %d of the run) is not what it was: all of it is discarded", x.Pages[i], i).
+			Hint("compute the run again")
+		t.Complete(err)
+		p.discard(name, x)
+		return Offloaded{}, err
 	}
 	pairs := make([]page.Pair, len(pages))
 	for i := range pages {
@@ -220,6 +223,49 @@ func (p *Pool) hold(name Name, n int, t *device.Ticket) (*suspended, error) {
 		return nil, fault.New(fault.Invalid, name.String(), "%d device pages for %d host pages", n, len(x.Pages))
 	}
 	return x, p.use(n, func(i int) page.ID { return x.Pages[i] }, t, kept)
+}
+
+// compare compares the pages of a settled run with their sums, and notes the first that
+// is not what it was. Should the run leave meanwhile, what is noted means nothing.
+func (p *Pool) compare(name Name, x *suspended) {
+	for i, id := range x.Pages {
+		if p.Sum(id) == x.sums[i] {
+			continue
+		}
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		// Its pages are its own as long as it is here: what was read was theirs.
+		if p.suspended[name] == x {
+			x.wrong.Store(int32(i + 1))
+			p.log.LogAttrs(context.Background(), slog.LevelError, "host pool: checksum mismatch in a suspended run",
+				slog.String("run", name.String()), slog.Int("page", i), slog.Any("host", id))
+		}
+		return
+	}
+}
+
+// Scrub looks at the pages of every settled run, and returns how many it looked at and
+// how many runs are wrong: Reload refuses those. It is in nobody's way: a run that
+// leaves meanwhile is passed over. The pool must not be closed under it.
+func (p *Pool) Scrub(ctx context.Context) (pages, wrong int, err error) {
+	if p.checks == ChecksOff || p.PageBytes() == 0 {
+		return 0, 0, nil
+	}
+	p.mu.Lock()
+	runs := maps.Clone(p.suspended)
+	maps.DeleteFunc(runs, func(_ Name, x *suspended) bool { return x.sums == nil || x.wrong.Load() != 0 })
+	p.mu.Unlock()
+	for name, x := range runs {
+		if err := ctx.Err(); err != nil {
+			return pages, wrong, err
+		}
+		p.compare(name, x)
+		pages += len(x.Pages)
+		if x.wrong.Load() != 0 {
+			wrong++
+		}
+	}
+	return pages, wrong, nil
 }
 
 // Discard drops what is under name, settled or not, or on its way back. Its pages go

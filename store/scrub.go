@@ -11,7 +11,7 @@ import (
 // The scrubber looks at host pages while nobody needs the memory: a byte that went
 // wrong is then found, and its page dropped, before anybody waits for it. It goes
 // round the entries, a few at a time, whenever no look-up came for a while; once
-// round, it rests until there was one.
+// round, it looks at suspended runs, and rests until there was a look-up.
 const (
 	scrubIdle  = time.Second // the default of Options.ScrubAfter
 	scrubBytes = 8 << 20     // looked at in one go: a few milliseconds
@@ -25,8 +25,8 @@ type suspect struct {
 	epoch uint32
 }
 
-// scrubber runs until the store is closed.
-func (s *Store) scrubber(every time.Duration) {
+// scrubber runs until ctx ends.
+func (s *Store) scrubber(ctx context.Context, every time.Duration) {
 	defer close(s.scrubbed)
 	tick := time.NewTicker(every)
 	defer tick.Stop()
@@ -34,7 +34,7 @@ func (s *Store) scrubber(every time.Duration) {
 	at, left := 0, 0
 	for {
 		select {
-		case <-s.closing:
+		case <-ctx.Done():
 			return
 		case <-tick.C:
 		}
@@ -50,12 +50,16 @@ func (s *Store) scrubber(every time.Duration) {
 			continue
 		}
 		n, _ := s.scrub(at, min(left, entries), int(max(1, scrubBytes/s.bytes)))
-		at, left = (at+n)%max(1, entries), left-n
+		if at, left = (at+n)%max(1, entries), left-n; left <= 0 {
+			left = 0
+			_, _ = s.scrubRuns(ctx) // it ends with ctx
+		}
 	}
 }
 
-// Scrub looks at every cold host page now, and returns how many were wrong: they are
-// dropped, for the reason fault.Corrupted. It gives up when ctx ends.
+// Scrub looks at every cold host page now, and at the pool's suspended runs, and
+// returns how many pages and runs were wrong. The pages are dropped, for the reason
+// fault.Corrupted; the runs can't be reloaded. It gives up when ctx ends.
 func (s *Store) Scrub(ctx context.Context) (wrong int, err error) {
 	if s.bytes == 0 || s.pool == nil || s.pool.Checks() == hostpool.ChecksOff {
 		return 0, nil
@@ -70,7 +74,26 @@ func (s *Store) Scrub(ctx context.Context) (wrong int, err error) {
 		n, bad := s.scrub(at, entries-at, int(max(1, scrubBytes/s.bytes)))
 		at, wrong = at+n, wrong+bad
 	}
-	return wrong, nil
+	bad, err := s.scrubRuns(ctx)
+	return wrong + bad, err
+}
+
+// scrubRuns looks at the suspended runs of the pool.
+func (s *Store) scrubRuns(ctx context.Context) (wrong int, err error) {
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return 0, errClosed()
+	}
+	s.readers.Add(1)
+	s.mu.Unlock()
+	defer s.readers.Done()
+	pages, wrong, err := s.pool.Scrub(ctx)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stats.Scrubbed += int64(pages)
+	s.stats.Corrupted += int64(wrong)
+	return wrong, err
 }
 
 // scrub looks at the pages of up to n entries from at on, most of them at the most.

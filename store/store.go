@@ -185,8 +185,8 @@ type Store struct {
 	arrivals sync.Pool      // of *hostpool.Arrival
 	arrived  []hostpool.Sum // the settler's scratch
 
-	closing  chan struct{} // closed when the store is
-	scrubbed chan struct{} // closed when the scrubber has ended
+	rest     context.CancelFunc // ends the scrubber
+	scrubbed chan struct{}      // closed when it has ended
 
 	mu       sync.Mutex
 	entries  []entry   // slab; guarded by mu
@@ -275,12 +275,13 @@ func Open(o Options) (*Store, error) {
 	}
 	s.device.Grow(most)
 	s.host.Grow(most)
-	s.closing, s.scrubbed = make(chan struct{}), make(chan struct{})
+	scrubbing, rest := context.WithCancel(context.Background())
+	s.rest, s.scrubbed = rest, make(chan struct{})
 	go s.settle()
 	if o.ScrubAfter < 0 || s.bytes == 0 || s.pool == nil || s.pool.Checks() == hostpool.ChecksOff {
 		close(s.scrubbed)
 	} else {
-		go s.scrubber(cmp.Or(o.ScrubAfter, scrubIdle))
+		go s.scrubber(scrubbing, cmp.Or(o.ScrubAfter, scrubIdle))
 	}
 	return s, nil
 }
@@ -294,7 +295,7 @@ func (s *Store) Close(ctx context.Context) error {
 	s.mu.Lock()
 	if !s.closed {
 		s.closed = true
-		close(s.closing)
+		s.rest()
 		close(s.jobs)
 	}
 	s.mu.Unlock()

@@ -199,6 +199,16 @@ func TestWhere_NamesTheLine(t *testing.T) {
 	}
 }
 
+// missing ends a test that needs something this machine lacks: a skip, but in CI a
+// failure.
+func missing(tb testing.TB, what string) {
+	tb.Helper()
+	if os.Getenv("CI") != "" {
+		tb.Fatal(what)
+	}
+	tb.Skip(what)
+}
+
 // realTrace opens the public trace that the product is measured with.
 func realTrace(tb testing.TB) *Trace {
 	tb.Helper()
@@ -208,11 +218,7 @@ func realTrace(tb testing.TB) *Trace {
 		path = "../../../../../shared/traces" // beside the repository
 	}
 	if _, err := os.Stat(filepath.Join(path, name)); err != nil {
-		hint := fmt.Sprintf("no %s: get it from kvcache-ai/Mooncake on GitHub, folder FAST25-release/traces, and set KVFERRY_TEST_TRACES to its folder", name)
-		if os.Getenv("CI") != "" {
-			tb.Fatal(hint)
-		}
-		tb.Skip(hint)
+		missing(tb, fmt.Sprintf("no %s: get it from kvcache-ai/Mooncake on GitHub, folder FAST25-release/traces, and set KVFERRY_TEST_TRACES to its folder", name))
 	}
 	t, err := Open(filepath.Join(path, name), 0)
 	if err != nil {

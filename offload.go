@@ -114,12 +114,16 @@ func (s *Sequence) mayOffload() error {
 	case err != nil:
 		return err
 	case s.admitted > s.stored:
-		return fault.New(fault.Busy, s.id.String(), "%d tokens are admitted and not committed", s.admitted-s.stored).
-			Hint("commit or reset them first")
+		return s.errUncommitted()
 	case !all:
 		return fault.New(fault.Busy, s.id.String(), "its prefix is still arriving").Hint("wait for its admission")
 	}
 	return s.share() // what is whole is the store's to keep
+}
+
+func (s *Sequence) errUncommitted() error {
+	return fault.New(fault.Busy, s.id.String(), "%d tokens are admitted and not committed", s.admitted-s.stored).
+		Hint("commit or reset them first")
 }
 
 // ownPages lists the places of the pages that only the sequence has.
@@ -267,8 +271,7 @@ func (m *Manager) Offload(ctx context.Context, request string) (freed int, err e
 	for _, s := range all {
 		if s.admitted > s.stored {
 			m.mu.Unlock()
-			return 0, fault.New(fault.Busy, s.id.String(), "%d tokens are admitted and not committed", s.admitted-s.stored).
-				Hint("commit or reset them first")
+			return 0, s.errUncommitted()
 		}
 	}
 	m.mu.Unlock()

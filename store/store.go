@@ -42,10 +42,10 @@
 // # Recency
 //
 // Each tier has one list of the entries that may go from it: kept, idle, pinned
-// by nobody, and of the host held by nobody. Unpin enters a path deepest page first, so the oldest page of a list
-// never has a resident child (package evict). That needs the whole path at once:
-// when a page of it has a copy in flight, the pins of the path are the copy's until
-// it has settled. A page demoted is the oldest of the device and becomes the newest
+// by nobody, and of the host held by nobody. Unpin enters a path deepest page
+// first, so the oldest page of a list never has a resident child (package evict).
+// That needs the whole path at once: when a page of it has a copy in flight, the
+// pins of the path are the copy's until it has settled. A page demoted is the oldest of the device and becomes the newest
 // of the host: over both tiers there is one recency.
 //
 // Pins, not owners, keep a page from being chosen. A device page that somebody

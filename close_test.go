@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvferry/kvferry/device"
 	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/fault/faulttest"
 	"github.com/kvferry/kvferry/internal/leaktest"
 	"github.com/kvferry/kvferry/kv"
 )
@@ -22,7 +23,7 @@ func TestClose_EndsEverything(t *testing.T) {
 	matched := must(e.ingest("b", text(3, 0, 9), 9))(t)
 	equal(t, "matched", must(matched.match())(t).Pages, 2)
 	noError(t, e.m.Close(t.Context()))
-	refused(t, e.m.Close(t.Context()), fault.Closed)
+	faulttest.Refused(t, e.m.Close(t.Context()), fault.Closed)
 
 	_, ingest := e.m.Ingest(ID{Request: "c"}, Prompt{})
 	_, match := matched.s.Match()
@@ -31,7 +32,7 @@ func TestClose_EndsEverything(t *testing.T) {
 		"ingest": ingest, "match": match, "admit": admit, "commit": admitted.s.Commit(0), "extend": admitted.s.Extend(),
 		"reset": admitted.s.Reset(true), "remove": admitted.s.Remove(), "check": e.m.Check(),
 	} {
-		t.Run(name, func(t *testing.T) { refused(t, err, fault.Closed) })
+		t.Run(name, func(t *testing.T) { faulttest.Refused(t, err, fault.Closed) })
 	}
 }
 
@@ -93,11 +94,11 @@ func TestClose_WaitsForCopiesAndCanBeCalledAgain(t *testing.T) {
 				equal(t, "canceled", errors.Is(e.m.Close(canceled), context.Canceled), true)
 				must(e.m.Pool().Cache().Page(0))(t) // not freed
 				_, err := e.m.Ingest(ID{Request: "late"}, Prompt{})
-				refused(t, err, fault.Closed)
+				faulttest.Refused(t, err, fault.Closed)
 			}
 			release()
 			noError(t, e.m.Close(t.Context()))
-			refused(t, e.m.Close(t.Context()), fault.Closed)
+			faulttest.Refused(t, e.m.Close(t.Context()), fault.Closed)
 		})
 	}
 }
@@ -124,7 +125,7 @@ func TestClose_WaitsForCallsUnderWay(t *testing.T) {
 		}
 		noError(t, e.m.Close(t.Context()))
 		if err := <-admitted; err != nil {
-			refused(t, err, fault.Closed)
+			faulttest.Refused(t, err, fault.Closed)
 		}
 	}
 }
@@ -147,7 +148,7 @@ func TestClose_LeavesACallThatWaitsForItsCopy(t *testing.T) {
 	for !r.underWay() {
 		runtime.Gosched()
 	}
-	refused(t, r.s.Commit(0), fault.Busy, r.s.ID().String())
+	faulttest.Refused(t, r.s.Commit(0), fault.Busy, r.s.ID().String())
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	equal(t, "canceled", errors.Is(e.m.Close(ended), context.Canceled), true)
@@ -155,7 +156,7 @@ func TestClose_LeavesACallThatWaitsForItsCopy(t *testing.T) {
 	noError(t, e.m.Close(t.Context()))
 	admitting.Wait()
 	if admitted != nil {
-		refused(t, admitted, fault.Closed)
+		faulttest.Refused(t, admitted, fault.Closed)
 	}
 }
 
@@ -166,9 +167,9 @@ func TestClose_ReportsAFailedStream(t *testing.T) {
 	e.breakCopies()
 	_, _ = e.m.store.Evict(t.Context(), 2)
 	err := e.m.Close(t.Context())
-	refused(t, err, fault.Device)
+	faulttest.Refused(t, err, fault.Device)
 	equal(t, "the cause", errors.Is(err, errCable), true)
-	refused(t, e.m.Close(t.Context()), fault.Closed)
+	faulttest.Refused(t, e.m.Close(t.Context()), fault.Closed)
 	if maps, _, _ := leaktest.CountHostMemory(); maps != 1 { // the cache's
 		t.Fatalf("%d mappings", maps)
 	}
@@ -189,7 +190,7 @@ func TestClose_FromManyGoroutines(t *testing.T) {
 			good++
 			continue
 		}
-		t.Run(fmt.Sprint(i), func(t *testing.T) { refused(t, err, fault.Closed) })
+		t.Run(fmt.Sprint(i), func(t *testing.T) { faulttest.Refused(t, err, fault.Closed) })
 	}
 	equal(t, "closed once", good, 1)
 }
@@ -203,11 +204,11 @@ func TestClose_RefusedByABusyPoolCanBeCalledAgain(t *testing.T) {
 	pool := must(e.m.Pool().Cache().Region(0))(t)
 	noError(t, s.Copy([]device.Op{{Dst: device.WrapHost(make([]byte, 8)), Src: pool, Bytes: 8}}))
 	for range 2 {
-		refused(t, e.m.Close(t.Context()), fault.Busy)
+		faulttest.Refused(t, e.m.Close(t.Context()), fault.Busy)
 	}
 	release()
 	noError(t, s.Sync(t.Context()))
 	noError(t, s.Close())
 	noError(t, e.m.Close(t.Context()))
-	refused(t, e.m.Close(t.Context()), fault.Closed)
+	faulttest.Refused(t, e.m.Close(t.Context()), fault.Closed)
 }

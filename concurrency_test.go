@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/fault/faulttest"
 )
 
 // Many goroutines, each with its own sequences, over prompts that share prefixes:
@@ -160,7 +161,7 @@ func TestSequence_CanBeLookedAtDuringAdmit(t *testing.T) {
 			}
 		})
 		_, err := r.s.Admit(t.Context(), 1)
-		refused(t, err, fault.Corrupt)
+		faulttest.Refused(t, err, fault.Corrupt)
 		close(stop)
 		looking.Wait()
 	}

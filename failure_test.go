@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvferry/kvferry/device"
 	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/fault/faulttest"
 	"github.com/kvferry/kvferry/kv"
 	"github.com/kvferry/kvferry/page"
 	"github.com/kvferry/kvferry/prefix"
@@ -48,15 +49,15 @@ func TestFailedLoad_IsLatchedAndNothingBehindItIsShared(t *testing.T) {
 			adm := must(r.s.Admit(t.Context(), 5))(t)
 			for range 2 {
 				err := adm.Wait(t.Context())
-				refused(t, err, fault.Device)
+				faulttest.Refused(t, err, fault.Device)
 				equal(t, "caused by the failure", errors.Is(err, errCable), true)
 			}
 			equal(t, "done", adm.Done(), true)
 			e.check()
 			for range 2 { // latched
-				refused(t, r.s.Commit(5), fault.Device, `sequence "a"`, errCable.Error())
+				faulttest.Refused(t, r.s.Commit(5), fault.Device, `sequence "a"`, errCable.Error())
 				_, err := r.s.Admit(t.Context(), 9)
-				refused(t, err, fault.Device, `sequence "a"`)
+				faulttest.Refused(t, err, fault.Device, `sequence "a"`)
 				equal(t, "stored", r.s.Stored(), 8)
 			}
 			switch end {
@@ -162,8 +163,8 @@ func TestFailedLoad_ReachesEverybodyWhoAdoptedThePage(t *testing.T) {
 	}
 	release()
 	for i, s := range sequences {
-		refused(t, admissions[i].Wait(t.Context()), fault.Device)
-		refused(t, s.Commit(1), fault.Device, s.ID().String())
+		faulttest.Refused(t, admissions[i].Wait(t.Context()), fault.Device)
+		faulttest.Refused(t, s.Commit(1), fault.Device, s.ID().String())
 		noError(t, s.Remove())
 		e.check()
 	}
@@ -223,7 +224,7 @@ func TestCorruptHostByte_IsAMissWithAReason(t *testing.T) {
 			for _, r := range []*run{r, other} {
 				free := e.m.NumFree()
 				_, err := r.s.Admit(t.Context(), 2)
-				refused(t, err, fault.Corrupt, r.s.ID().String(), "page 1")
+				faulttest.Refused(t, err, fault.Corrupt, r.s.ID().String(), "page 1")
 				var corrupt *store.CorruptError
 				if !errors.As(err, &corrupt) || corrupt.Index != 1 || corrupt.History == "" {
 					t.Fatalf("%+v does not say which page, and where it has been", corrupt)
@@ -262,7 +263,7 @@ func TestFailedLoad_IsAMissTheNextTime(t *testing.T) {
 	equal(t, "matched", must(r.match())(t).Pages, 2)
 	e.breakCopies()
 	adm := must(r.s.Admit(t.Context(), 5))(t)
-	refused(t, adm.Wait(t.Context()), fault.Device)
+	faulttest.Refused(t, adm.Wait(t.Context()), fault.Device)
 	noError(t, r.reset(false))
 	m := must(r.match())(t)
 	equal(t, "matched again", m.Pages, 0)

@@ -1,11 +1,8 @@
 package kvferry
 
 import (
-	"errors"
-	"strings"
 	"testing"
 
-	"github.com/kvferry/kvferry/fault"
 	"github.com/kvferry/kvferry/internal/leaktest"
 )
 
@@ -25,19 +22,6 @@ func must[T any](v T, err error) func(t testing.TB) T {
 		t.Helper()
 		noError(t, err)
 		return v
-	}
-}
-
-// refused fails the test unless err is of the given kind and says all of words.
-func refused(t testing.TB, err error, kind fault.Kind, words ...string) {
-	t.Helper()
-	if !errors.Is(err, kind) {
-		t.Fatalf("got error %v, want kind %v", err, kind)
-	}
-	for _, w := range words {
-		if !strings.Contains(err.Error(), w) {
-			t.Fatalf("error %q does not say %q", err, w)
-		}
 	}
 }
 

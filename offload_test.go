@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/fault/faulttest"
 	"github.com/kvferry/kvferry/page"
 )
 
@@ -121,7 +122,7 @@ func TestOffload_RoundTrip(t *testing.T) {
 				}
 				other.verified()
 				_, err := r.s.Reload(t.Context())
-				refused(t, err, fault.NotFound, `sequence "a"`)
+				faulttest.Refused(t, err, fault.NotFound, `sequence "a"`)
 
 				// It goes on as if it had never been away.
 				noError(t, r.admit(t.Context(), 21))
@@ -139,10 +140,10 @@ func TestOffload_WithoutAHostPoolIsUnsupported(t *testing.T) {
 	e := newEngine(t, geometry(t, shape), Options{}, false)
 	r := e.plain(ID{Request: "a"}, 1, 9)
 	_, err := r.s.Offload(t.Context())
-	refused(t, err, fault.Unsupported)
+	faulttest.Refused(t, err, fault.Unsupported)
 	equal(t, "remedy", fault.RemedyOf(err), "set Options.HostPages")
 	_, err = r.s.Reload(t.Context())
-	refused(t, err, fault.NotFound)
+	faulttest.Refused(t, err, fault.NotFound)
 	equal(t, "offloaded", r.s.IsOffloaded(), false)
 	r.verified()
 	e.check()
@@ -161,7 +162,7 @@ func TestOffload_LeavesWhatStoresNothing(t *testing.T) {
 	}
 	noError(t, r.admit(t.Context(), 9))
 	_, err := r.s.Offload(t.Context())
-	refused(t, err, fault.Busy, "1 tokens are admitted and not committed")
+	faulttest.Refused(t, err, fault.Busy, "1 tokens are admitted and not committed")
 	noError(t, r.commit(9))
 	r.verified()
 	r.offload(3)
@@ -174,7 +175,7 @@ func TestOffload_OfARequestTakesWhatFits(t *testing.T) {
 	a, b := e.plain(ID{"r", "a"}, 1, 8), e.plain(ID{"r", "b"}, 2, 9)
 	other := e.plain(ID{"other", ""}, 3, 4)
 	freed, err := e.m.Offload(t.Context(), "r")
-	refused(t, err, fault.Full, `sequence "r"/"b"`, "host pool")
+	faulttest.Refused(t, err, fault.Full, `sequence "r"/"b"`, "host pool")
 	equal(t, "freed", freed, 2)
 	equal(t, "a", a.s.IsOffloaded(), true)
 	equal(t, "b", b.s.IsOffloaded(), false)
@@ -194,11 +195,11 @@ func TestOffload_OfARequestTakesWhatFits(t *testing.T) {
 		func() error { _, err := e.m.Offload(t.Context(), "nobody"); return err },
 		func() error { return e.m.Reload(t.Context(), "nobody") },
 	} {
-		refused(t, call(), fault.NotFound, `"nobody"`)
+		faulttest.Refused(t, call(), fault.NotFound, `"nobody"`)
 	}
 	noError(t, b.admit(t.Context(), 14)) // admitted and not committed: the request is left alone
 	freed, err = e.m.Offload(t.Context(), "r")
-	refused(t, err, fault.Busy, `sequence "r"/"b"`)
+	faulttest.Refused(t, err, fault.Busy, `sequence "r"/"b"`)
 	equal(t, "freed", freed, 0)
 	equal(t, "r", e.m.IsOffloaded("r"), false)
 }
@@ -209,7 +210,7 @@ func TestOffload_RefusedLeavesTheSequenceAsItWas(t *testing.T) {
 	before := r.s.Pages(nil)
 	for range 2 {
 		_, err := r.s.Offload(t.Context())
-		refused(t, err, fault.Full, "asked for 3 pages, free 1")
+		faulttest.Refused(t, err, fault.Full, "asked for 3 pages, free 1")
 		equal(t, "offloaded", r.s.IsOffloaded(), false)
 		equal(t, "its pages", slices.Equal(before, r.s.Pages(nil)), true)
 		equal(t, "host pages free", e.m.Pool().NumFree(), 1)
@@ -250,7 +251,7 @@ func TestRemove_OfAnOffloadedSequenceGivesItsHostPagesBack(t *testing.T) {
 				equal(t, "offloaded", r.s.IsOffloaded(), false)
 				equal(t, "stored", r.s.Stored(), 0)
 				_, err := r.s.Reload(t.Context()) // no old contents come back
-				refused(t, err, fault.NotFound)
+				faulttest.Refused(t, err, fault.NotFound)
 			}
 			e.check()
 			equal(t, "host pages free", e.m.Pool().NumFree(), 6) // the store's two are still there
@@ -272,11 +273,11 @@ func TestOffloaded_RefusesToBeUsed(t *testing.T) {
 	r := e.serve("a", text(1, 0, 9))
 	r.offload(3)
 	_, err := r.s.Admit(t.Context(), 1)
-	refused(t, err, fault.Busy, `sequence "a"`, "is offloaded")
+	faulttest.Refused(t, err, fault.Busy, `sequence "a"`, "is offloaded")
 	equal(t, "remedy", fault.RemedyOf(err), "reload it first")
-	refused(t, r.s.Commit(1), fault.Invalid)
+	faulttest.Refused(t, r.s.Commit(1), fault.Invalid)
 	_, err = r.s.Match()
-	refused(t, err, fault.Busy)
+	faulttest.Refused(t, err, fault.Busy)
 	same := must(e.m.Ingest(r.s.ID(), r.s.prompt))(t)
 	equal(t, "ingested again", same, r.s)
 	e.check()

@@ -9,6 +9,7 @@ import (
 	"github.com/kvferry/kvferry/copier"
 	"github.com/kvferry/kvferry/device"
 	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/fault/faulttest"
 	"github.com/kvferry/kvferry/internal/leaktest"
 	"github.com/kvferry/kvferry/kv"
 	"github.com/kvferry/kvferry/page"
@@ -65,7 +66,7 @@ func TestOpen_Refusals(t *testing.T) {
 			maps, fds, err := leaktest.CountHostMemory()
 			noError(t, err)
 			_, err = Open(test.o)
-			refused(t, err, test.kind, test.says)
+			faulttest.Refused(t, err, test.kind, test.says)
 			mapsNow, fdsNow, err := leaktest.CountHostMemory()
 			noError(t, err)
 			equal(t, "mappings", mapsNow, maps)
@@ -189,10 +190,10 @@ func TestSequence_LivesInOnePage(t *testing.T) {
 		r := e.serve(fmt.Sprint(i), text(uint32(i%2), 0, 4))
 		r.verified()
 		_, err := r.s.Admit(t.Context(), 1)
-		refused(t, err, fault.Full, r.s.ID().String())
+		faulttest.Refused(t, err, fault.Full, r.s.ID().String())
 		other := must(e.ingest("other", nil, 0))(t)
 		_, err = other.s.Admit(t.Context(), 1)
-		refused(t, err, fault.Full, "free 0")
+		faulttest.Refused(t, err, fault.Full, "free 0")
 		noError(t, other.s.Remove())
 		noError(t, r.s.Remove())
 		e.check()

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvferry/kvferry/device/devicetest"
 	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/fault/faulttest"
 	"github.com/kvferry/kvferry/store"
 )
 
@@ -25,7 +26,7 @@ func TestReload_OnAFullDeviceIsRefusedAndSucceedsLater(t *testing.T) {
 			other := e.plain(ID{Request: "b"}, 2, 24) // two pages are left
 			for range 2 {
 				_, err := r.s.Reload(t.Context())
-				refused(t, err, fault.Full, "asked for 3 pages, free 2")
+				faulttest.Refused(t, err, fault.Full, "asked for 3 pages, free 2")
 				equal(t, "offloaded", r.s.IsOffloaded(), true)
 				equal(t, "free", e.m.NumFree(), 2)
 				e.check()
@@ -58,17 +59,17 @@ func TestOffload_WhileItsCopiesRun(t *testing.T) {
 	release, done := r.offloading(t.Context())
 	equal(t, "offloaded", e.m.IsOffloaded("a"), true)
 	_, err := r.s.Admit(t.Context(), 1)
-	refused(t, err, fault.Busy, `sequence "a"`)
+	faulttest.Refused(t, err, fault.Busy, `sequence "a"`)
 	_, err = r.s.Reload(t.Context())
-	refused(t, err, fault.Busy)
+	faulttest.Refused(t, err, fault.Busy)
 	_, err = r.s.Offload(t.Context())
-	refused(t, err, fault.Busy)
-	refused(t, r.s.SetPosition(1, 1), fault.Busy)
-	refused(t, r.s.Reset(true), fault.Busy)
+	faulttest.Refused(t, err, fault.Busy)
+	faulttest.Refused(t, r.s.SetPosition(1, 1), fault.Busy)
+	faulttest.Refused(t, r.s.Reset(true), fault.Busy)
 	other := e.plain(ID{Request: "b"}, 2, 16) // no lock is held
 	other.verified()
 	_, err = must(e.m.Ingest(ID{Request: "c"}, Prompt{}))(t).Admit(t.Context(), 8) // its pages are not given up yet
-	refused(t, err, fault.Full, "free 1")
+	faulttest.Refused(t, err, fault.Full, "free 1")
 	release()
 	freed, err := done()
 	noError(t, err)
@@ -88,7 +89,7 @@ func TestRemove_DuringOffload(t *testing.T) {
 			noError(t, r.s.Remove())
 			release()
 			_, err := done()
-			refused(t, err, fault.NotFound, "was removed meanwhile")
+			faulttest.Refused(t, err, fault.NotFound, "was removed meanwhile")
 			noError(t, e.m.Pool().Wait(t.Context()))
 			e.check()
 			equal(t, "host pages free", e.m.Pool().NumFree(), 8)
@@ -134,7 +135,7 @@ func TestOffload_WhoseContextEndsLeavesTheStoresPagesForLater(t *testing.T) {
 		r.offload(2)
 	}
 	if _, err := e.m.store.Evict(t.Context(), 2); err != nil { // they may be on their way already
-		refused(t, err, fault.Full)
+		faulttest.Refused(t, err, fault.Full)
 	}
 	equal(t, "free", e.m.NumFree(), 8)
 	e.check()
@@ -169,7 +170,7 @@ func TestReload_PagesOnTheirWayAreNotHandedOut(t *testing.T) {
 			release := e.hold(e.m.Copies())
 			must(r.s.Reload(t.Context()))(t)
 			_, err := r.s.Offload(t.Context())
-			refused(t, err, fault.Busy, "still arriving")
+			faulttest.Refused(t, err, fault.Busy, "still arriving")
 			if end == "remove" {
 				noError(t, r.s.Remove())
 			} else {
@@ -220,7 +221,7 @@ func TestRemove_DuringReload(t *testing.T) {
 	}
 	noError(t, r.s.Remove())
 	release()
-	refused(t, <-ended, fault.NotFound, "was removed meanwhile")
+	faulttest.Refused(t, <-ended, fault.NotFound, "was removed meanwhile")
 	noError(t, e.m.Copies().Sync(t.Context()))
 	noError(t, e.m.Pool().Wait(t.Context()))
 	e.check()
@@ -235,7 +236,7 @@ func TestOffload_WhoseCopyFailsStrandsNothing(t *testing.T) {
 	a.offload(2)
 	e.breakCopies()
 	freed, err := e.m.Offload(t.Context(), "r")
-	refused(t, err, fault.Device, `sequence "r"/"b"`, errCable.Error())
+	faulttest.Refused(t, err, fault.Device, `sequence "r"/"b"`, errCable.Error())
 	equal(t, "cause", errors.Is(err, errCable), true)
 	equal(t, "freed", freed, 0)
 	equal(t, "b", b.s.IsOffloaded(), false)
@@ -247,7 +248,7 @@ func TestOffload_WhoseCopyFailsStrandsNothing(t *testing.T) {
 	b.verified()
 	// The stream is gone for good, and a's pages cannot come back by it.
 	_, err = a.s.Reload(t.Context())
-	refused(t, err, fault.Device, `sequence "r"/"a"`)
+	faulttest.Refused(t, err, fault.Device, `sequence "r"/"a"`)
 	equal(t, "a", a.s.IsOffloaded(), true)
 	e.check()
 	noError(t, a.reset(true))
@@ -269,13 +270,13 @@ func TestReload_ThatDoesNotArriveIsLatched(t *testing.T) {
 			release := e.hold(e.m.Copies()) // or the later copies are refused at once
 			got := must(r.s.Reload(t.Context()))(t)
 			release()
-			refused(t, got.Wait(t.Context()), fault.Device, errCable.Error())
+			faulttest.Refused(t, got.Wait(t.Context()), fault.Device, errCable.Error())
 			for range 2 {
 				_, err := r.s.Admit(t.Context(), 1)
-				refused(t, err, fault.Device, errCable.Error())
-				refused(t, r.s.Commit(0), fault.Device)
+				faulttest.Refused(t, err, fault.Device, errCable.Error())
+				faulttest.Refused(t, r.s.Commit(0), fault.Device)
 				_, err = r.s.Offload(t.Context())
-				refused(t, err, fault.Device)
+				faulttest.Refused(t, err, fault.Device)
 			}
 			e.check()
 			noError(t, r.reset(true))
@@ -314,12 +315,12 @@ func TestReload_OfACorruptPageIsANamedFailure(t *testing.T) {
 			for _, r := range []*run{r, other} {
 				if _, err := r.reload(t.Context()); err != nil {
 					struck++
-					refused(t, err, fault.Corrupt, r.s.ID().String())
+					faulttest.Refused(t, err, fault.Corrupt, r.s.ID().String())
 					equal(t, "remedy", fault.RemedyOf(err) != "", true)
 					equal(t, "offloaded", r.s.IsOffloaded(), true)
 					e.check()
 					_, err = r.s.Reload(t.Context()) // latched
-					refused(t, err, fault.Corrupt)
+					faulttest.Refused(t, err, fault.Corrupt)
 					noError(t, r.reset(true))
 					noError(t, r.admit(t.Context(), 12))
 					noError(t, r.commit(12))
@@ -371,7 +372,7 @@ func TestClose_DuringOffload(t *testing.T) {
 	cancel()
 	equal(t, "canceled", errors.Is(e.m.Close(ctx), context.Canceled), true)
 	_, err := gone.s.Reload(t.Context())
-	refused(t, err, fault.Closed)
+	faulttest.Refused(t, err, fault.Closed)
 	closed := make(chan error)
 	go func() { closed <- e.m.Close(context.Background()) }()
 	release()
@@ -392,7 +393,7 @@ func TestClose_BehindAnOffloadThatWasLeft(t *testing.T) {
 	equal(t, "canceled", errors.Is(e.m.Close(ctx), context.Canceled), true)
 	release()
 	noError(t, e.m.Close(t.Context()))
-	refused(t, e.m.Close(t.Context()), fault.Closed)
+	faulttest.Refused(t, e.m.Close(t.Context()), fault.Closed)
 }
 
 // A reload that is refused halfway is still writing: its pages are nobody's until it has
@@ -416,7 +417,7 @@ func TestReload_RefusedHalfwayWaitsForWhatItHasBegun(t *testing.T) {
 	}
 	equal(t, "free", e.m.NumFree(), 4)
 	release()
-	refused(t, <-ended, fault.Device, "half pages")
+	faulttest.Refused(t, <-ended, fault.Device, "half pages")
 	equal(t, "free", e.m.NumFree(), 8)
 	e.check()
 	e.poison()

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/fault/faulttest"
 	"github.com/kvferry/kvferry/kv"
 	"github.com/kvferry/kvferry/page"
 	"github.com/kvferry/kvferry/prefix"
@@ -138,7 +139,7 @@ func TestMatch_IsPinnedUntilItIsGivenBack(t *testing.T) {
 			equal(t, "pages again", must(r.match())(t).Pages, 2) // and not pinned twice
 			freed, err := e.m.store.Evict(t.Context(), 1)
 			equal(t, "evicted while pinned", freed, 0)
-			refused(t, err, fault.Full)
+			faulttest.Refused(t, err, fault.Full)
 			noError(t, test.giveBack(t, r))
 			e.check()
 			e.evict(2)
@@ -161,7 +162,7 @@ func TestAdmit_RefusedLeavesTheMatch(t *testing.T) {
 	free, refs := e.m.NumFree(), r.s.Refs(nil)
 	for range 3 {
 		_, err := r.s.Admit(t.Context(), 17) // 5 pages behind 3, of which one is on the host
-		refused(t, err, fault.Full, `sequence "a"`, "asked for 6 pages, free 2")
+		faulttest.Refused(t, err, fault.Full, `sequence "a"`, "asked for 6 pages, free 2")
 		var full *page.FullError
 		if !errors.As(err, &full) || full.Asked != 6 || full.Free != free || full.LargestRun < 1 {
 			t.Fatalf("%+v does not say how much was asked and is free", full)
@@ -193,7 +194,7 @@ func TestAdmit_MoreThanThereIsEvictsNothing(t *testing.T) {
 	for _, span := range []int{33, 1 << 20, 1<<31 - 1} {
 		r := must(e.ingest(fmt.Sprint(span), nil, 0))(t)
 		_, err := r.s.Admit(t.Context(), span)
-		refused(t, err, fault.Full, r.s.ID().String(), "free 5, largest run 5")
+		faulttest.Refused(t, err, fault.Full, r.s.ID().String(), "free 5, largest run 5")
 		if fault.RemedyOf(err) == "" {
 			t.Fatalf("%v has no remedy", err)
 		}
@@ -202,7 +203,7 @@ func TestAdmit_MoreThanThereIsEvictsNothing(t *testing.T) {
 	grown := must(e.ingest("grown", nil, 0))(t)
 	must(grown.s.Admit(t.Context(), 32))(t) // all there is
 	_, err := grown.s.Admit(t.Context(), 33)
-	refused(t, err, fault.Full)
+	faulttest.Refused(t, err, fault.Full)
 	e.check()
 }
 
@@ -217,16 +218,16 @@ func TestAdmit_ConvertsTheMatchAndCommitCountsOnce(t *testing.T) {
 	equal(t, "stored", adm.Stored, 8)
 	equal(t, "done", adm.Done(), true)
 	_, err := r.s.Match()
-	refused(t, err, fault.Busy, `sequence "a"`)
+	faulttest.Refused(t, err, fault.Busy, `sequence "a"`)
 	r.adm, r.stored = adm, adm.Stored
 	noError(t, r.write(8, 14))
 
 	for _, n := range []int{7, -1, 1 << 40} {
-		refused(t, r.s.Commit(n), fault.Invalid, `sequence "a"`)
+		faulttest.Refused(t, r.s.Commit(n), fault.Invalid, `sequence "a"`)
 		equal(t, "stored", r.s.Stored(), 8)
 	}
 	noError(t, r.s.Commit(6))
-	refused(t, r.s.Commit(6), fault.Invalid) // a retry of what has succeeded
+	faulttest.Refused(t, r.s.Commit(6), fault.Invalid) // a retry of what has succeeded
 	noError(t, r.s.Commit(0))
 	equal(t, "stored", r.s.Stored(), 14)
 	r.stored = 14
@@ -351,7 +352,7 @@ func TestCommit_GoesOnWhenNothingCanBeShared(t *testing.T) {
 		equal(t, "matched", must(victim.match())(t).Pages, 1)
 		flip(t, e, victim.hostPage(0))
 		_, err := victim.s.Admit(t.Context(), 0)
-		refused(t, err, fault.Corrupt)
+		faulttest.Refused(t, err, fault.Corrupt)
 		noError(t, victim.s.Remove())
 	}
 	r := must(e.ingest("a", text(9, 0, 4), 4))(t)
@@ -386,7 +387,7 @@ func TestIngest_IsIdempotent(t *testing.T) {
 	equal(t, "looked up", e.m.Sequence(id), s)
 	for _, p := range []Prompt{{Tokens: 10, Keys: keys}, {Tokens: 9, Keys: keys[:1]}, {Tokens: 9}} {
 		_, err := e.m.Ingest(id, p)
-		refused(t, err, fault.Exists, `sequence "a"/"main"`)
+		faulttest.Refused(t, err, fault.Exists, `sequence "a"/"main"`)
 	}
 	other := must(e.m.Ingest(ID{Request: "a", Label: "draft"}, Prompt{}))(t)
 	equal(t, "another label is another sequence", other != s, true)
@@ -534,7 +535,7 @@ func TestSequence_Refusals(t *testing.T) {
 				t.Fatalf("got %v, want %v", err, test.kind)
 			}
 			if !errors.Is(err, context.Canceled) {
-				refused(t, err, fault.KindOf(err), `sequence "a"`)
+				faulttest.Refused(t, err, fault.KindOf(err), `sequence "a"`)
 			}
 		})
 	}

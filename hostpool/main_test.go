@@ -3,13 +3,10 @@ package hostpool
 import (
 	"bytes"
 	"context"
-	"errors"
 	"math/rand/v2"
-	"strings"
 	"testing"
 
 	"github.com/kvferry/kvferry/device"
-	"github.com/kvferry/kvferry/fault"
 	"github.com/kvferry/kvferry/internal/leaktest"
 	"github.com/kvferry/kvferry/kv"
 	"github.com/kvferry/kvferry/page"
@@ -24,19 +21,6 @@ func noError(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
-	}
-}
-
-// refused fails the test unless err is of the given kind and says all of words.
-func refused(t testing.TB, err error, kind fault.Kind, words ...string) {
-	t.Helper()
-	if !errors.Is(err, kind) {
-		t.Fatalf("got error %v, want kind %v", err, kind)
-	}
-	for _, w := range words {
-		if !strings.Contains(err.Error(), w) {
-			t.Fatalf("error %q does not say %q", err, w)
-		}
 	}
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/kvferry/kvferry/copier"
 	"github.com/kvferry/kvferry/device"
 	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/fault/faulttest"
 	"github.com/kvferry/kvferry/kv"
 	"github.com/kvferry/kvferry/page"
 )
@@ -40,7 +41,7 @@ func TestOpen_RefusesWhatCannotBe(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := Open(c.o)
-			refused(t, err, c.kind, c.words...)
+			faulttest.Refused(t, err, c.kind, c.words...)
 		})
 	}
 }
@@ -140,11 +141,11 @@ func TestArrival_OfARefusedCopyLeavesThePagesAlone(t *testing.T) {
 	p := r.pool(2)
 	ids, out := r.claim(p, 1), device.NewTicket()
 	_, err := p.CopyInSummed(r.copies, []page.Pair{{Dst: ids[0], Src: 77}}, new(Arrival), out)
-	refused(t, err, fault.Invalid)
-	refused(t, wait(out), fault.Invalid)
+	faulttest.Refused(t, err, fault.Invalid)
+	faulttest.Refused(t, wait(out), fault.Invalid)
 	noError(t, p.Abandon(ids...))
 	_, err = p.CopyInSummed(r.copies, []page.Pair{{Dst: ids[0], Src: 0}}, new(Arrival), device.NewTicket())
-	refused(t, err, fault.Invalid, "is free")
+	faulttest.Refused(t, err, fault.Invalid, "is free")
 }
 
 func TestSum_IsOfThePageAlone(t *testing.T) {
@@ -168,7 +169,7 @@ func TestPool_OfOnePage(t *testing.T) {
 	p := r.pool(1)
 	id := r.keep(p, 3, 7)
 	_, err := p.Claim(nil, 1)
-	refused(t, err, fault.Full)
+	faulttest.Refused(t, err, fault.Full)
 	noError(t, wait(r.reload(p, 0, id)))
 	r.wantDevice(0, 7)
 	noError(t, p.Release(id))
@@ -189,7 +190,7 @@ func TestPool_FullRefusesWithItsShortfallAndNothingMoves(t *testing.T) {
 	if !errors.As(err, &full) || full.Shortfall() != 3 || full.Free != 2 {
 		t.Fatalf("got error %v, want a shortfall of 3", err)
 	}
-	refused(t, err, fault.Full, "host pool")
+	faulttest.Refused(t, err, fault.Full, "host pool")
 	if !slices.Equal(got, mine) || p.NumFree() != 2 {
 		t.Errorf("the refused claim left %v of %v and %d free pages", got, mine, p.NumFree())
 	}
@@ -217,10 +218,10 @@ func TestPool_WithoutBytes(t *testing.T) {
 	if sums, _ := p.AppendSums(nil, a); !slices.Equal(sums, []Sum{p.Sum(ids[0])}) {
 		t.Errorf("sums %x", sums)
 	}
-	refused(t, p.Release(ids[0]), fault.Invalid)
+	faulttest.Refused(t, p.Release(ids[0]), fault.Invalid)
 	noError(t, p.Commit(ids[0]))
 	_, err = p.CopyOut(nil, []page.Pair{{Dst: 1, Src: ids[1]}}, back)
-	refused(t, err, fault.Invalid, "is claimed")
+	faulttest.Refused(t, err, fault.Invalid, "is claimed")
 	if p.Sum(ids[0]) != p.Sum(ids[1]) {
 		t.Error("pages without bytes differ")
 	}
@@ -237,7 +238,7 @@ func TestPool_GrowsInTheBackground(t *testing.T) {
 	for range pages { // claims what exists, as it comes into being
 		got, err := p.Claim(ids, 1)
 		if err != nil {
-			refused(t, err, fault.Full)
+			faulttest.Refused(t, err, fault.Full)
 			if len(got) != len(ids) {
 				t.Fatal("a refused claim gave pages")
 			}
@@ -268,15 +269,15 @@ func TestClose_DuringGrowth(t *testing.T) {
 		case !done:
 			t.Fatal("closed, and still growing")
 		case err != nil:
-			refused(t, err, fault.Closed, "of 4096 pages")
+			faulttest.Refused(t, err, fault.Closed, "of 4096 pages")
 		}
-		refused(t, p.Close(), fault.Closed)
+		faulttest.Refused(t, p.Close(), fault.Closed)
 		_, err = p.Claim(nil, 1)
-		refused(t, err, fault.Closed)
+		faulttest.Refused(t, err, fault.Closed)
 		late := device.NewTicket()
 		_, err = p.CopyIn(r.copies, []page.Pair{{Dst: 0, Src: 0}}, late)
-		refused(t, err, fault.Closed)
-		refused(t, wait(late), fault.Closed)
+		faulttest.Refused(t, err, fault.Closed)
+		faulttest.Refused(t, wait(late), fault.Closed)
 		if len(ids) > 0 {
 			if b, err := p.Cache().Page(ids[0]); err == nil {
 				t.Fatalf("a closed pool still shows %d bytes", len(b))
@@ -292,7 +293,7 @@ func TestGrowth_ThatIsStoppedSaysHowFarItCame(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	stop()
 	p.grow(ctx, 1)
-	refused(t, wait(p.Grown()), fault.Closed, "0 of 3 pages")
+	faulttest.Refused(t, wait(p.Grown()), fault.Closed, "0 of 3 pages")
 	noError(t, p.memory.Free())
 }
 
@@ -305,7 +306,7 @@ func TestGrowth_ThatFailsIsToldAndLogged(t *testing.T) {
 	noError(t, p.memory.Free())
 	p.grow(t.Context(), 1)
 	_, err = p.Grown().Poll()
-	refused(t, err, fault.Closed, "freed")
+	faulttest.Refused(t, err, fault.Closed, "freed")
 	if p.NumFree() != 2 || !strings.Contains(log.String(), "stopped growing") || !strings.Contains(log.String(), "asked=3") {
 		t.Errorf("%d free pages, log %q", p.NumFree(), log.String())
 	}
@@ -329,14 +330,14 @@ func TestOffload_ThatFailedHalfwayIsNeverASuccess(t *testing.T) {
 	release := r.hold(r.copies)
 	ticket := device.NewTicket()
 	_, err = p.CopyIn(r.copies, []page.Pair{{Dst: ids[0], Src: 0}, {Dst: ids[1], Src: 1}}, ticket)
-	refused(t, err, fault.Device, "ran out of ops")
+	faulttest.Refused(t, err, fault.Device, "ran out of ops")
 	// What was enqueued has not run: all pages of the call are still in use.
-	refused(t, p.Abandon(ids[0]), fault.Busy)
-	refused(t, p.Abandon(ids[1]), fault.Busy)
-	refused(t, p.Close(), fault.Busy)
+	faulttest.Refused(t, p.Abandon(ids[0]), fault.Busy)
+	faulttest.Refused(t, p.Abandon(ids[1]), fault.Busy)
+	faulttest.Refused(t, p.Close(), fault.Busy)
 	release()
-	refused(t, wait(ticket), fault.Device, "ran out of ops")
-	refused(t, p.Commit(ids[0]), fault.Device, "ran out of ops")
+	faulttest.Refused(t, wait(ticket), fault.Device, "ran out of ops")
+	faulttest.Refused(t, p.Commit(ids[0]), fault.Device, "ran out of ops")
 	noError(t, p.Abandon(ids...))
 }
 
@@ -347,9 +348,9 @@ func TestOffload_OnAClosedStream(t *testing.T) {
 	noError(t, r.copies.Close())
 	ticket := device.NewTicket()
 	_, err := p.CopyIn(r.copies, []page.Pair{{Dst: id, Src: 0}}, ticket)
-	refused(t, err, fault.Closed)
-	refused(t, wait(ticket), fault.Closed)
-	refused(t, p.Commit(id), fault.Device)
+	faulttest.Refused(t, err, fault.Closed)
+	faulttest.Refused(t, wait(ticket), fault.Closed)
+	faulttest.Refused(t, p.Commit(id), fault.Device)
 	noError(t, p.Abandon(id))
 }
 
@@ -363,12 +364,12 @@ func TestClose_WhileAFailedStreamStillNamesTheMemory(t *testing.T) {
 	let := r.hold(r.copies) // until the ticket is in the queue: a stream known to have failed takes none
 	copied := r.offload(p, ids[0], 0)
 	let()
-	refused(t, wait(copied), fault.Device)
+	faulttest.Refused(t, wait(copied), fault.Device)
 	// Work of somebody else, with the pool's memory, that the pool knows nothing of.
 	other := r.stream("other")
 	release := r.hold(other)
 	noError(t, other.Copy([]device.Op{{Dst: p.memory, Src: p.memory, SrcOff: p.PageBytes(), Bytes: p.PageBytes()}}))
-	refused(t, p.Close(), fault.Busy)
+	faulttest.Refused(t, p.Close(), fault.Busy)
 	noError(t, p.Abandon(ids[0])) // it is open still
 	release()
 	noError(t, other.Sync(t.Context()))
@@ -394,7 +395,7 @@ func TestRelease_WaitsForTheCopy(t *testing.T) {
 				p.last[id] = nil
 				noError(t, p.Release(id))
 			} else {
-				refused(t, p.Release(id), fault.Busy)
+				faulttest.Refused(t, p.Release(id), fault.Busy)
 				release()
 				noError(t, wait(ticket))
 				noError(t, p.Release(id))
@@ -418,7 +419,7 @@ func TestRelease_WaitsForTheCopy(t *testing.T) {
 			if forget {
 				p.last[id] = nil
 			} else {
-				refused(t, p.Commit(id), fault.Busy)
+				faulttest.Refused(t, p.Commit(id), fault.Busy)
 				release()
 				noError(t, wait(ticket))
 			}
@@ -443,8 +444,8 @@ func TestReload_OfOnePageOnTwoStreamsIsRefused(t *testing.T) {
 	first := r.reload(p, 4, id)
 	second := device.NewTicket()
 	_, err := p.CopyOut(other, []page.Pair{{Dst: 5, Src: id}}, second)
-	refused(t, err, fault.Busy)
-	refused(t, p.Release(id), fault.Busy)
+	faulttest.Refused(t, err, fault.Busy)
+	faulttest.Refused(t, p.Release(id), fault.Busy)
 	release()
 	noError(t, wait(first))
 	r.wantDevice(4, 1)

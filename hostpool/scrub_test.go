@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/fault/faulttest"
 	"github.com/kvferry/kvferry/page"
 )
 
@@ -29,7 +30,7 @@ func TestScrub_FindsAFlippedByteInASuspendedRun(t *testing.T) {
 	scrub(3, 1)
 	scrub(1, 0) // a run that is known to be wrong is not looked at again
 	_, err := r.resume(p, ann, 3, 4)
-	refused(t, err, fault.Corrupt, "page 1 of the run", `"ann"`)
+	faulttest.Refused(t, err, fault.Corrupt, "page 1 of the run", `"ann"`)
 	_, err = r.resume(p, bob, 5)
 	noError(t, err)
 	r.wantDevice(5, 3)

@@ -13,6 +13,7 @@ import (
 	"github.com/kvferry/kvferry/copier"
 	"github.com/kvferry/kvferry/device"
 	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/fault/faulttest"
 	"github.com/kvferry/kvferry/page"
 )
 
@@ -113,7 +114,7 @@ func TestSuspended_OfNoPagesKeepItsNumbers(t *testing.T) {
 	if !p.IsOffloaded("ann") || p.NumPages(ann) != 0 {
 		t.Error("it is not on the host")
 	}
-	refused(t, p.Offload(r.copies, ann, nil, Offloaded{}), fault.Exists)
+	faulttest.Refused(t, p.Offload(r.copies, ann, nil, Offloaded{}), fault.Exists)
 	o, err := r.resume(p, ann)
 	noError(t, err)
 	if o.Position != 3 || p.IsOffloaded("ann") {
@@ -125,16 +126,16 @@ func TestOffload_RefusesWhatCannotBe(t *testing.T) {
 	r := newShapeRig(t)
 	p := r.pool(3)
 	for _, o := range []Offloaded{{StoredLen: -1}, {Position: -1}, {Released: -1}} {
-		refused(t, p.Offload(r.copies, ann, []page.ID{0}, o), fault.Invalid, "-1")
+		faulttest.Refused(t, p.Offload(r.copies, ann, []page.ID{0}, o), fault.Invalid, "-1")
 	}
-	refused(t, p.Offload(r.copies, ann, []page.ID{6}, Offloaded{}), fault.Invalid, `offload of "ann"`)
-	refused(t, p.Settle(t.Context(), ann), fault.NotFound, `"ann"`)
+	faulttest.Refused(t, p.Offload(r.copies, ann, []page.ID{6}, Offloaded{}), fault.Invalid, `offload of "ann"`)
+	faulttest.Refused(t, p.Settle(t.Context(), ann), fault.NotFound, `"ann"`)
 	noError(t, p.Wait(t.Context()))
 	r.wantFree(p, 3)
 
 	r.suspend(p, ann, Offloaded{}, map[page.ID]uint64{0: 7}, 0)
 	r.wantFree(p, 2)
-	refused(t, p.Offload(r.copies, ann, []page.ID{1}, Offloaded{}), fault.Exists, `"ann"`)
+	faulttest.Refused(t, p.Offload(r.copies, ann, []page.ID{1}, Offloaded{}), fault.Exists, `"ann"`)
 	r.wantFree(p, 2)
 	noError(t, p.Settle(t.Context(), ann)) // settled before: nothing to do
 
@@ -143,7 +144,7 @@ func TestOffload_RefusesWhatCannotBe(t *testing.T) {
 	if !errors.As(err, &full) || full.Shortfall() != 2 {
 		t.Fatalf("got error %v, want a shortfall of 2", err)
 	}
-	refused(t, err, fault.Full, `"bob"/"main"`)
+	faulttest.Refused(t, err, fault.Full, `"bob"/"main"`)
 	if p.IsOffloaded("bob") {
 		t.Error("a refused run is on the host")
 	}
@@ -158,12 +159,12 @@ func TestReload_RefusesWhatCannotBe(t *testing.T) {
 	r := newShapeRig(t)
 	p := r.pool(2)
 	_, err := r.resume(p, ann, 0)
-	refused(t, err, fault.NotFound)
+	faulttest.Refused(t, err, fault.NotFound)
 	r.write(3, 8)
 	release := r.hold(r.copies)
 	noError(t, p.Offload(r.copies, ann, []page.ID{3}, Offloaded{}))
 	_, err = r.resume(p, ann, 0)
-	refused(t, err, fault.Busy, "not settled")
+	faulttest.Refused(t, err, fault.Busy, "not settled")
 	if err := p.Settle(abandoned(), ann); !errors.Is(err, context.Canceled) {
 		t.Fatalf("got %v", err)
 	}
@@ -171,10 +172,10 @@ func TestReload_RefusesWhatCannotBe(t *testing.T) {
 	noError(t, p.Settle(t.Context(), ann))
 	for _, pages := range [][]page.ID{nil, {0, 1}} {
 		_, err = r.resume(p, ann, pages...)
-		refused(t, err, fault.Invalid, "1 host pages")
+		faulttest.Refused(t, err, fault.Invalid, "1 host pages")
 	}
 	_, err = r.resume(p, ann, 6)
-	refused(t, err, fault.Invalid)
+	faulttest.Refused(t, err, fault.Invalid)
 	_, err = r.resume(p, ann, 0) // in spite of all
 	noError(t, err)
 	r.wantDevice(0, 8)
@@ -251,8 +252,8 @@ func TestDiscard_KeepsThePagesUntilTheirCopyIsDone(t *testing.T) {
 				t.Error("still there")
 			}
 			r.wantFree(p, 0) // a copy may write them yet
-			refused(t, p.Settle(t.Context(), ann), fault.NotFound)
-			refused(t, p.Close(), fault.Busy)
+			faulttest.Refused(t, p.Settle(t.Context(), ann), fault.NotFound)
+			faulttest.Refused(t, p.Close(), fault.Busy)
 			release()
 			noError(t, p.Wait(t.Context()))
 			r.wantFree(p, 2)
@@ -282,12 +283,12 @@ func TestSettle_OfAFailedCopyKeepsNothing(t *testing.T) {
 	release := r.hold(r.copies) // until the ticket is in the queue: a stream known to have failed takes none
 	noError(t, p.Offload(r.copies, ann, []page.ID{0}, Offloaded{}))
 	release()
-	refused(t, p.Settle(t.Context(), ann), fault.Device, "cable pulled", `"ann"`)
+	faulttest.Refused(t, p.Settle(t.Context(), ann), fault.Device, "cable pulled", `"ann"`)
 	if p.IsOffloaded("ann") {
 		t.Error("a run of which nothing arrived is kept")
 	}
 	r.wantFree(p, 2)
-	refused(t, p.Offload(r.copies, ann, []page.ID{0}, Offloaded{}), fault.Device, "cable pulled")
+	faulttest.Refused(t, p.Offload(r.copies, ann, []page.ID{0}, Offloaded{}), fault.Device, "cable pulled")
 	noError(t, p.Wait(t.Context()))
 	r.wantFree(p, 2)
 	noError(t, p.Offload(again, ann, []page.ID{0}, Offloaded{}))
@@ -309,7 +310,7 @@ func TestReload_WhoseCopyFailsCanBeTriedAgain(t *testing.T) {
 	noError(t, err)
 	r.wantFree(p, 1)
 	release()
-	refused(t, wait(ticket), fault.Device, "cable pulled")
+	faulttest.Refused(t, wait(ticket), fault.Device, "cable pulled")
 	if p.NumPages(ann) != 2 || !p.IsOffloaded("ann") {
 		t.Fatal("the only good copy is gone")
 	}
@@ -317,8 +318,8 @@ func TestReload_WhoseCopyFailsCanBeTriedAgain(t *testing.T) {
 	// Refused at once, it is still there.
 	ticket = device.NewTicket()
 	_, err = p.Reload(r.copies, ann, []page.ID{2, 3}, ticket)
-	refused(t, err, fault.Device)
-	refused(t, wait(ticket), fault.Device)
+	faulttest.Refused(t, err, fault.Device)
+	faulttest.Refused(t, wait(ticket), fault.Device)
 	ticket = device.NewTicket()
 	o, err := p.Reload(again, ann, []page.ID{4, 5}, ticket)
 	noError(t, errors.Join(err, wait(ticket)))
@@ -354,7 +355,7 @@ func TestReload_WhoseCopyFailsLeavesTheNameToOthers(t *testing.T) {
 				want = 2
 			}
 			release()
-			refused(t, wait(ticket), fault.Device)
+			faulttest.Refused(t, wait(ticket), fault.Device)
 			r.wantFree(p, want)
 			if p.IsOffloaded("ann") != (meanwhile == "offload") {
 				t.Error("the old run is back")
@@ -379,7 +380,7 @@ func TestSuspended_RefusedHalfwayHoldTheirPagesUntilTheStreamIsDone(t *testing.T
 	r.closeAtEnd(p)
 	noError(t, wait(p.Grown()))
 	release := r.hold(r.copies)
-	refused(t, p.Offload(r.copies, ann, []page.ID{0, 1}, Offloaded{}), fault.Device, "ran out of ops")
+	faulttest.Refused(t, p.Offload(r.copies, ann, []page.ID{0, 1}, Offloaded{}), fault.Device, "ran out of ops")
 	if p.IsOffloaded("ann") {
 		t.Error("kept")
 	}
@@ -394,14 +395,14 @@ func TestSuspended_RefusedHalfwayHoldTheirPagesUntilTheStreamIsDone(t *testing.T
 	release = r.hold(r.copies)
 	ticket := device.NewTicket()
 	_, err = p.Reload(r.copies, ann, []page.ID{2, 3}, ticket)
-	refused(t, err, fault.Device, "ran out of ops")
+	faulttest.Refused(t, err, fault.Device, "ran out of ops")
 	if done, _ := ticket.Poll(); done || p.NumPages(ann) != 2 {
 		t.Errorf("ticket done: %v, %d pages kept", done, p.NumPages(ann))
 	}
 	_, err = r.resumeLater(p, ann, 2, 3)
-	refused(t, err, fault.Busy) // until the first has ended
+	faulttest.Refused(t, err, fault.Busy) // until the first has ended
 	release()
-	refused(t, wait(ticket), fault.Device)
+	faulttest.Refused(t, wait(ticket), fault.Device)
 	p.copier = copier.NewPortable()
 	_, err = r.resume(p, ann, 4, 5)
 	noError(t, err)
@@ -426,14 +427,14 @@ func TestReload_OfACorruptPageDiscardsTheRun(t *testing.T) {
 	hostBytes(t, p, p.suspended[ann].Pages[1])[9] ^= 4
 	r.poison()
 	_, err := r.resume(p, ann, 3, 4)
-	refused(t, err, fault.Corrupt, "page 1 of the run", `"ann"`)
+	faulttest.Refused(t, err, fault.Corrupt, "page 1 of the run", `"ann"`)
 	for _, dev := range []page.ID{3, 4} {
 		if b := r.read(dev); !bytes.Equal(b, bytes.Repeat([]byte{0xAB}, len(b))) {
 			t.Errorf("bytes of a corrupt run are on device page %d", dev)
 		}
 	}
 	_, err = r.resume(p, ann, 3, 4)
-	refused(t, err, fault.NotFound)
+	faulttest.Refused(t, err, fault.NotFound)
 	r.wantFree(p, 3)
 	_, err = r.resume(p, bob, 5)
 	noError(t, err)
@@ -499,19 +500,19 @@ func TestClose_WithRunsOnTheHost(t *testing.T) {
 	r.suspend(p, ann, Offloaded{}, nil, 0)
 	release := r.hold(r.copies)
 	noError(t, p.Offload(r.copies, bob, []page.ID{1}, Offloaded{}))
-	refused(t, p.Close(), fault.Busy)
+	faulttest.Refused(t, p.Close(), fault.Busy)
 	if err := p.Wait(abandoned()); !errors.Is(err, context.Canceled) {
 		t.Errorf("waited for a copy that is held: %v", err)
 	}
 	release()
 	noError(t, p.Wait(t.Context()))
 	noError(t, p.Close())
-	refused(t, p.Offload(r.copies, ann, nil, Offloaded{}), fault.Closed)
-	refused(t, p.Settle(t.Context(), bob), fault.Closed)
-	refused(t, p.Discard(bob), fault.Closed)
-	refused(t, p.Remove("bob"), fault.Closed)
+	faulttest.Refused(t, p.Offload(r.copies, ann, nil, Offloaded{}), fault.Closed)
+	faulttest.Refused(t, p.Settle(t.Context(), bob), fault.Closed)
+	faulttest.Refused(t, p.Discard(bob), fault.Closed)
+	faulttest.Refused(t, p.Remove("bob"), fault.Closed)
 	_, err = r.resumeLater(p, ann, 0)
-	refused(t, err, fault.Closed)
+	faulttest.Refused(t, err, fault.Closed)
 }
 
 // A page that is being summed is nobody else's to write, nor to unmap.
@@ -525,8 +526,8 @@ func TestSettle_HoldsThePagesThatItSums(t *testing.T) {
 	if settled || err != nil {
 		t.Fatalf("settled %v, error %v", settled, err)
 	}
-	refused(t, p.Settle(t.Context(), ann), fault.Busy)
-	refused(t, p.Close(), fault.Busy)
+	faulttest.Refused(t, p.Settle(t.Context(), ann), fault.Busy)
+	faulttest.Refused(t, p.Close(), fault.Busy)
 	noError(t, p.Discard(ann))
 	r.wantFree(p, 0)
 	summed.Complete(nil)

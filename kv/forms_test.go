@@ -9,6 +9,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/fault/faulttest"
 	"github.com/kvferry/kvferry/page"
 )
 
@@ -165,9 +166,9 @@ func TestConfig_LayersOfStatesAlone(t *testing.T) {
 		checkAgainstWalk(t, c, a, g)
 		cache := wrapped(t, g, 1)
 		_, err := cache.Chunks(nil, 0, 0, 0, 4)
-		mustRefuse(t, err, fault.Unsupported, "layer 2")
+		faulttest.Refused(t, err, fault.Unsupported, "layer 2")
 		_, err = cache.ReadTokens(nil, 0, nil, nil)
-		mustRefuse(t, err, fault.Unsupported, "layer 2", "no rows")
+		faulttest.Refused(t, err, fault.Unsupported, "layer 2", "no rows")
 	}
 }
 
@@ -253,13 +254,13 @@ func TestCache_ScalesAreRefusedByName(t *testing.T) {
 	} {
 		before := snapshot(x.cache)
 		err := x.cache.WriteScales(x.layer, x.nth, make([]byte, x.rows), x.pages, at)
-		mustRefuse(t, err, x.kind, x.mentions)
+		faulttest.Refused(t, err, x.kind, x.mentions)
 		if !bytes.Equal(bytes.Join(before, nil), bytes.Join(snapshot(x.cache), nil)) {
 			t.Errorf("%v: but it wrote", err)
 		}
 		if !strings.Contains(x.mentions, "bytes") {
 			_, err = x.cache.ReadScales(nil, x.layer, x.nth, x.pages, at)
-			mustRefuse(t, err, x.kind, x.mentions)
+			faulttest.Refused(t, err, x.kind, x.mentions)
 		}
 	}
 }
@@ -289,7 +290,7 @@ func TestCache_PlanesAreReachedWhole(t *testing.T) {
 		{0, 0, 7, "page: 7 is not in 0 … 6"},
 	} {
 		_, err := cache.Plane(x.layer, x.plane, x.p)
-		mustRefuse(t, err, fault.Invalid, x.mentions)
+		faulttest.Refused(t, err, fault.Invalid, x.mentions)
 	}
 }
 
@@ -334,7 +335,7 @@ func TestGeometry_PackedLayerMajorKeepsWhatFollowsTogether(t *testing.T) {
 		t.Errorf("the second plane is %+v", got)
 	}
 	_, err := must(small.LayerMajor())(t).PackedLayerMajor(0)
-	mustRefuse(t, err, fault.Invalid, "pages", fmt.Sprint(MaxPages))
+	faulttest.Refused(t, err, fault.Invalid, "pages", fmt.Sprint(MaxPages))
 }
 
 // TestRoute_ARunIsWideRowsWhenBothSidesAreLayerMajor: for every arrangement that has all

@@ -11,6 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/fault/faulttest"
 	"github.com/kvferry/kvferry/page"
 )
 
@@ -58,11 +59,11 @@ func TestConfig_ArrangementsAgreeWithAWalkOverTheirTensors(t *testing.T) {
 						g, err := a.make(c)
 						switch {
 						case layout == MLA && join != Apart:
-							mustRefuse(t, err, fault.Invalid, "Config.Join")
+							faulttest.Refused(t, err, fault.Invalid, "Config.Join")
 						case a.name == "PerLayerKVFirst" && layout == MLA:
-							mustRefuse(t, err, fault.Unsupported, "MLA")
+							faulttest.Refused(t, err, fault.Unsupported, "MLA")
 						case a.name == "PerLayerKVFirst" && join != Apart:
-							mustRefuse(t, err, fault.Unsupported, "Config.Join", "joined")
+							faulttest.Refused(t, err, fault.Unsupported, "Config.Join", "joined")
 						case err != nil:
 							t.Fatal(err)
 						default:
@@ -159,7 +160,7 @@ func TestConfig_ErrorsNameFieldValueAndLimit(t *testing.T) {
 		config := small.with(c.change)
 		for _, a := range arrangements {
 			_, err := a.make(config)
-			mustRefuse(t, err, fault.Invalid, c.mentions...)
+			faulttest.Refused(t, err, fault.Invalid, c.mentions...)
 		}
 	}
 }
@@ -264,7 +265,7 @@ func TestNewGeometry_ErrorsNameFieldValueAndLimit(t *testing.T) {
 		if strings.Contains(c.mentions, "interleaves") {
 			kind = fault.Unsupported
 		}
-		mustRefuse(t, err, kind, strings.Split(c.mentions, "|")...)
+		faulttest.Refused(t, err, kind, strings.Split(c.mentions, "|")...)
 	}
 }
 
@@ -403,7 +404,7 @@ func TestExchangeable_NamesTheFieldThatDiffers(t *testing.T) {
 		s := base()
 		c.change(&s)
 		err := Exchangeable(&Geometry{spec: base()}, &Geometry{spec: s})
-		mustRefuse(t, err, fault.Invalid, strings.Split(c.mentions, "|")...)
+		faulttest.Refused(t, err, fault.Invalid, strings.Split(c.mentions, "|")...)
 		if fault.RemedyOf(err) == "" {
 			t.Errorf("%v has no remedy", err)
 		}
@@ -464,11 +465,11 @@ func TestGeometry_PackedIsOneStretchAPage(t *testing.T) {
 	g := must(small.LayerMajor())(t)
 	for _, pages := range []int{0, -1, MaxPages + 1} {
 		_, err := g.Packed(pages)
-		mustRefuse(t, err, fault.Invalid, "pages", fmt.Sprint(pages), fmt.Sprint(MaxPages))
+		faulttest.Refused(t, err, fault.Invalid, "pages", fmt.Sprint(pages), fmt.Sprint(MaxPages))
 	}
 	huge := must(Config{Layout: MLA, DType: FP32, Layers: 1, Pages: 1, PageSize: MaxPageSize, LatentDim: MaxDim}.PageMajor())(t)
 	_, err := huge.Packed(MaxPages)
-	mustRefuse(t, err, fault.Invalid, "pages", "2147483647")
+	faulttest.Refused(t, err, fault.Invalid, "pages", "2147483647")
 }
 
 func TestOpaqueSpec_IsBasePlusStrides(t *testing.T) {
@@ -485,7 +486,7 @@ func TestOpaqueSpec_IsBasePlusStrides(t *testing.T) {
 		}
 	}
 	_, err := g.Chunks(nil, []uintptr{0}, 0, 0, 0, 15)
-	mustRefuse(t, err, fault.Unsupported, "[0, 15)", "layer 5")
+	faulttest.Refused(t, err, fault.Unsupported, "[0, 15)", "layer 5")
 	for _, c := range []struct {
 		change   func(*OpaqueSpec)
 		mentions string
@@ -501,7 +502,7 @@ func TestOpaqueSpec_IsBasePlusStrides(t *testing.T) {
 		s := s
 		c.change(&s)
 		_, err := s.Geometry()
-		mustRefuse(t, err, fault.Invalid, strings.Split(c.mentions, "|")...)
+		faulttest.Refused(t, err, fault.Invalid, strings.Split(c.mentions, "|")...)
 	}
 }
 
@@ -518,7 +519,7 @@ func TestGeometry_IsACopyOfItsSpec(t *testing.T) {
 		t.Error(d)
 	}
 	_, err := g.Layer(2)
-	mustRefuse(t, err, fault.Invalid, "layer", "2 is not in 0 … 1")
+	faulttest.Refused(t, err, fault.Invalid, "layer", "2 is not in 0 … 1")
 }
 
 func TestNames_ParseWhatTheyPrint(t *testing.T) {
@@ -533,10 +534,10 @@ func TestNames_ParseWhatTheyPrint(t *testing.T) {
 		}
 	}
 	_, err := ParseLayout("DNH")
-	mustRefuse(t, err, fault.Invalid, "layout", `"DNH"`)
+	faulttest.Refused(t, err, fault.Invalid, "layout", `"DNH"`)
 	if !strings.Contains(fault.RemedyOf(err), "NHD HND MLA") {
 		t.Errorf("remedy %q does not list the layouts", fault.RemedyOf(err))
 	}
 	_, err = ParseDType("int3")
-	mustRefuse(t, err, fault.Invalid, "dtype", `"int3"`)
+	faulttest.Refused(t, err, fault.Invalid, "dtype", `"int3"`)
 }

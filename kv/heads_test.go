@@ -8,6 +8,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/fault/faulttest"
 	"github.com/kvferry/kvferry/page"
 )
 
@@ -210,8 +211,8 @@ func TestNewHeadRoute_NamesWhatDiffers(t *testing.T) {
 		},
 	} {
 		_, err := NewHeadRoute(make(c.dst), make(c.src))
-		mustRefuse(t, err, c.kind, strings.Split(c.mentions, "|")...)
+		faulttest.Refused(t, err, c.kind, strings.Split(c.mentions, "|")...)
 	}
 	_, err := NewRoute(make(func(c *Config) { c.KVHeads = 1 }), make(func(*Config) {}))
-	mustRefuse(t, err, fault.Invalid, "number of heads", "1 and 2")
+	faulttest.Refused(t, err, fault.Invalid, "number of heads", "1 and 2")
 }

@@ -10,7 +10,6 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvferry/kvferry/device"
-	"github.com/kvferry/kvferry/fault"
 	"github.com/kvferry/kvferry/internal/leaktest"
 )
 
@@ -320,19 +319,6 @@ func snapshot(c *Cache) (out [][]byte) {
 		out = append(out, slices.Clone(m.Bytes()))
 	}
 	return out
-}
-
-// mustRefuse fails unless err is of that kind and mentions each text.
-func mustRefuse(t *testing.T, err error, kind fault.Kind, mentions ...string) {
-	t.Helper()
-	if fault.KindOf(err) != kind {
-		t.Fatalf("error %v is of kind %v, want %v", err, fault.KindOf(err), kind)
-	}
-	for _, m := range mentions {
-		if !strings.Contains(err.Error(), m) {
-			t.Errorf("error %q does not mention %q", err, m)
-		}
-	}
 }
 
 func must[T any](v T, err error) func(*testing.T) T {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/kvferry/kvferry/device"
 	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/fault/faulttest"
 	"github.com/kvferry/kvferry/page"
 )
 
@@ -174,7 +175,7 @@ func TestCache_CopyPagesRefusesWithoutCopying(t *testing.T) {
 		{[]page.Pair{{Dst: 3, Src: 3}, {Dst: 3, Src: 2}}, "3 is the destination of two pairs"},
 	} {
 		c.regions[0].Bytes()[160] = 99 // page 1
-		mustRefuse(t, c.CopyPages(s, x.pairs), fault.Invalid, x.mentions)
+		faulttest.Refused(t, c.CopyPages(s, x.pairs), fault.Invalid, x.mentions)
 		drain(t, s)
 		if b := c.regions[0].Bytes(); b[0] != 0 || b[3*160] != 0 || b[4*160] != 0 {
 			t.Errorf("%v: a page was copied", x.pairs)
@@ -184,7 +185,7 @@ func TestCache_CopyPagesRefusesWithoutCopying(t *testing.T) {
 	if err := zero.CopyPages(s, []page.Pair{{Dst: 0, Src: 1}, {Dst: 1, Src: 0}}); err != nil {
 		t.Error("pages without bytes: ", err)
 	}
-	mustRefuse(t, zero.CopyPages(s, []page.Pair{{Dst: 0, Src: 3}}), fault.Invalid, "3 is not in 0 … 2")
+	faulttest.Refused(t, zero.CopyPages(s, []page.Pair{{Dst: 0, Src: 3}}), fault.Invalid, "3 is not in 0 … 2")
 }
 
 func TestCache_CopySlotsCopiesTheFirstTokensOfEveryLayer(t *testing.T) {
@@ -210,10 +211,10 @@ func TestCache_CopySlotsCopiesTheFirstTokensOfEveryLayer(t *testing.T) {
 		t.Error("a page onto itself is nothing: ", err)
 	}
 	for pair, end := range map[page.Pair]int{{Dst: 7, Src: 7}: 1, {Dst: 1, Src: 7}: 1, {Dst: 1, Src: 2}: 5, {Dst: 2, Src: 2}: -1} {
-		mustRefuse(t, c.CopySlots(s, pair, end), fault.Invalid)
+		faulttest.Refused(t, c.CopySlots(s, pair, end), fault.Invalid)
 	}
 	whole := wrapped(t, must(small.with(func(c *Config) { c.StateBytes = 3 }).LayerMajor())(t), 5)
-	mustRefuse(t, whole.CopySlots(s, page.Pair{Dst: 1, Src: 2}, 3), fault.Unsupported, "layer 20", "state")
+	faulttest.Refused(t, whole.CopySlots(s, page.Pair{Dst: 1, Src: 2}, 3), fault.Unsupported, "layer 20", "state")
 	if err := whole.CopySlots(s, page.Pair{Dst: 1, Src: 2}, 4); err != nil {
 		t.Error("a whole page with a state: ", err)
 	}
@@ -252,14 +253,14 @@ func TestCache_MemoryInUseIsFreedByALaterClose(t *testing.T) {
 	if err := c.CopyPages(s, swap); err != nil {
 		t.Fatal(err)
 	}
-	mustRefuse(t, c.Close(), fault.Busy)
-	mustRefuse(t, c.CopyPages(s, swap), fault.Closed)
+	faulttest.Refused(t, c.Close(), fault.Busy)
+	faulttest.Refused(t, c.CopyPages(s, swap), fault.Closed)
 	release()
 	drain(t, s)
 	if err := c.Close(); err != nil {
 		t.Error("nothing is in flight now: ", err)
 	}
-	mustRefuse(t, c.Close(), fault.Closed)
+	faulttest.Refused(t, c.Close(), fault.Closed)
 }
 
 // fill sets all bytes of a page of a page-major cache; held returns their value.
@@ -411,7 +412,7 @@ func TestCache_ACycleWithoutMemoryForItsScratchPageCopiesNothing(t *testing.T) {
 	s := openStream(t, h)
 	c := must(NewCache(must(small.PageMajor())(t), &miser{Host: h}))(t)
 	fill(t, c, 0, 10)
-	mustRefuse(t, c.CopyPages(s, []page.Pair{{Dst: 0, Src: 1}, {Dst: 1, Src: 0}, {Dst: 2, Src: 0}}), fault.Memory)
+	faulttest.Refused(t, c.CopyPages(s, []page.Pair{{Dst: 0, Src: 1}, {Dst: 1, Src: 0}, {Dst: 2, Src: 0}}), fault.Memory)
 	drain(t, s)
 	if held(t, c, 0) != 10 || held(t, c, 1) != 0 || held(t, c, 2) != 0 {
 		t.Error("pages were copied")

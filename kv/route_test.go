@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvferry/kvferry/device"
 	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/fault/faulttest"
 	"github.com/kvferry/kvferry/page"
 )
 
@@ -173,7 +174,7 @@ func TestRoute_PairsByLayerAndKindNeverByPosition(t *testing.T) {
 	}
 	b.Layers[0].ID = 99
 	_, err := NewRoute(dst, wrapped(t, must(NewGeometry(b))(t), 2))
-	mustRefuse(t, err, fault.Invalid, "layer 0", "layer 1")
+	faulttest.Refused(t, err, fault.Invalid, "layer 0", "layer 1")
 }
 
 func TestRoute_IdsAndRangesAreAlwaysChecked(t *testing.T) {
@@ -198,7 +199,7 @@ func TestRoute_IdsAndRangesAreAlwaysChecked(t *testing.T) {
 		{self, page.Run{Dst: 2, Src: 2, N: 1}, "overlaps itself"},
 	} {
 		boxes, err := c.route.AppendBoxes(nil, c.run)
-		mustRefuse(t, err, fault.Invalid, c.mentions)
+		faulttest.Refused(t, err, fault.Invalid, c.mentions)
 		if len(boxes) > 0 {
 			t.Errorf("%v: boxes were appended", err)
 		}
@@ -221,7 +222,7 @@ func TestRoute_IdsAndRangesAreAlwaysChecked(t *testing.T) {
 		{self, 3, 3, 0, 1, "3 is copied onto itself"},
 	} {
 		_, err := c.route.AppendTokenBoxes(nil, c.dst, c.src, c.t0, c.t1)
-		mustRefuse(t, err, fault.Invalid, c.mentions)
+		faulttest.Refused(t, err, fault.Invalid, c.mentions)
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvferry/kvferry/device"
 	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/fault/faulttest"
 	"github.com/kvferry/kvferry/page"
 )
 
@@ -176,7 +177,7 @@ func TestCache_RefusedWritesWriteNothing(t *testing.T) {
 	} {
 		before := snapshot(x.cache)
 		got, err := x.cache.WriteTokensAppend([]byte("x"), x.layer, x.k, x.v, x.pages, x.slots)
-		mustRefuse(t, err, x.kind, x.mentions)
+		faulttest.Refused(t, err, x.kind, x.mentions)
 		if string(got) != "x" {
 			t.Errorf("%v: %d bytes were given back", err, len(got)-1)
 		}
@@ -187,7 +188,7 @@ func TestCache_RefusedWritesWriteNothing(t *testing.T) {
 		}
 	}
 	_, err := c.ReadTokens(nil, 0, two, []int32{0, 4})
-	mustRefuse(t, err, fault.Invalid, "slot: 4 is not in 0 … 3")
+	faulttest.Refused(t, err, fault.Invalid, "slot: 4 is not in 0 … 3")
 	if err := c.WriteTokens(0, row(BF16, 0), row(BF16, 0), nil, nil); err != nil {
 		t.Error("no rows at all: ", err)
 	}
@@ -252,13 +253,13 @@ func TestCache_OwnsZeroedMemoryOfItsDevice(t *testing.T) {
 	if err := c.Close(); err != nil {
 		t.Fatal(err)
 	}
-	mustRefuse(t, c.Close(), fault.Closed, "cache")
+	faulttest.Refused(t, c.Close(), fault.Closed, "cache")
 	one, at := Rows{BF16, make([]byte, 20)}, []int32{0}
-	mustRefuse(t, c.WriteTokens(0, one, one, []page.ID{0}, at), fault.Closed)
+	faulttest.Refused(t, c.WriteTokens(0, one, one, []page.ID{0}, at), fault.Closed)
 	_, err := c.ReadTokens(nil, 0, []page.ID{0}, at)
-	mustRefuse(t, err, fault.Closed)
-	mustRefuse(t, c.CopyPages(nil, nil), fault.Closed)
-	mustRefuse(t, c.CopySlots(nil, page.Pair{}, 0), fault.Closed)
+	faulttest.Refused(t, err, fault.Closed)
+	faulttest.Refused(t, c.CopyPages(nil, nil), fault.Closed)
+	faulttest.Refused(t, c.CopySlots(nil, page.Pair{}, 0), fault.Closed)
 
 	empty := openCache(t, h, must(Config{Pages: 3, PageSize: 1}.LayerMajor())(t))
 	if b, err := empty.Page(2); err != nil || len(b) != 0 || empty.Base() != 0 {
@@ -272,7 +273,7 @@ func TestNewCache_FreesWhatItGotWhenMemoryRunsOut(t *testing.T) {
 	s := must(c.LayerMajor())(t).Spec()
 	s.RegionBytes = append(s.RegionBytes, 1<<60)
 	_, err := NewCache(must(NewGeometry(s))(t), h)
-	mustRefuse(t, err, fault.Memory, "region 1 of 2")
+	faulttest.Refused(t, err, fault.Memory, "region 1 of 2")
 }
 
 func TestWrap_RefusesMemoryThatDoesNotFit(t *testing.T) {
@@ -290,7 +291,7 @@ func TestWrap_RefusesMemoryThatDoesNotFit(t *testing.T) {
 		{[]*device.Memory{part(2240), part(0), part(1119)}, "inside the 1120 bytes of region 1"},
 	} {
 		_, err := Wrap(g, c.regions)
-		mustRefuse(t, err, fault.Invalid, c.mentions)
+		faulttest.Refused(t, err, fault.Invalid, c.mentions)
 	}
 	if _, err := Wrap(g, []*device.Memory{part(2240), part(0), part(1120)}); err != nil {
 		t.Error("neighbours share nothing: ", err)
@@ -312,12 +313,12 @@ func TestCache_MemoryTheHostCannotAddressIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	row := Rows{BF16, make([]byte, 20)}
-	mustRefuse(t, c.WriteTokens(0, row, row, []page.ID{0}, []int32{0}), fault.Unsupported, "region 0", "can't address")
+	faulttest.Refused(t, c.WriteTokens(0, row, row, []page.ID{0}, []int32{0}), fault.Unsupported, "region 0", "can't address")
 	_, err := c.ReadTokens(nil, 0, []page.ID{0}, []int32{0})
-	mustRefuse(t, err, fault.Unsupported, "region 0")
+	faulttest.Refused(t, err, fault.Unsupported, "region 0")
 	_, err = c.Page(0)
-	mustRefuse(t, err, fault.Unsupported, "region 0")
+	faulttest.Refused(t, err, fault.Unsupported, "region 0")
 	_, err = view.Rows()
-	mustRefuse(t, err, fault.Unsupported, "can't address")
-	mustRefuse(t, c.CopyPages(nil, []page.Pair{{Dst: 0, Src: 1}, {Dst: 1, Src: 0}}), fault.Unsupported, "cycle")
+	faulttest.Refused(t, err, fault.Unsupported, "can't address")
+	faulttest.Refused(t, c.CopyPages(nil, []page.Pair{{Dst: 0, Src: 1}, {Dst: 1, Src: 0}}), fault.Unsupported, "cycle")
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvferry/kvferry/device"
 	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/fault/faulttest"
 	"github.com/kvferry/kvferry/page"
 )
 
@@ -85,9 +86,9 @@ func TestGeometry_ChunksAddressAnotherCacheByItsOwnStrides(t *testing.T) {
 		t.Error(d)
 	}
 	_, err := local.Chunks(nil, []uintptr{1}, 0, 0, 0, 1)
-	mustRefuse(t, err, fault.Invalid, "1 addresses for 3 regions")
+	faulttest.Refused(t, err, fault.Invalid, "1 addresses for 3 regions")
 	_, err = remote.Chunks(nil, []uintptr{math.MaxUint64 - 5}, 0, 0, 0, 1)
-	mustRefuse(t, err, fault.Invalid, "region 0", "address space")
+	faulttest.Refused(t, err, fault.Invalid, "region 0", "address space")
 }
 
 func TestCache_IdsAndRangesAreAlwaysChecked(t *testing.T) {
@@ -115,18 +116,18 @@ func TestCache_IdsAndRangesAreAlwaysChecked(t *testing.T) {
 		{whole, 0, 0, 1, 4, fault.Unsupported, "layer 20", "[1, 4)"},
 	} {
 		_, err := c.cache.Chunks(nil, c.layer, c.p, c.t0, c.t1)
-		mustRefuse(t, err, c.kind, c.mentions, c.mentions2)
+		faulttest.Refused(t, err, c.kind, c.mentions, c.mentions2)
 		_, err = c.cache.ChunkView(c.layer, c.p, c.t0, c.t1)
-		mustRefuse(t, err, c.kind, c.mentions, c.mentions2)
+		faulttest.Refused(t, err, c.kind, c.mentions, c.mentions2)
 	}
 	_, err := nhd.LayerView(3)
-	mustRefuse(t, err, fault.Invalid, "layer")
+	faulttest.Refused(t, err, fault.Invalid, "layer")
 	_, err = nhd.Page(0)
-	mustRefuse(t, err, fault.Unsupported, "not one stretch")
+	faulttest.Refused(t, err, fault.Unsupported, "not one stretch")
 	_, err = nhd.Page(7)
-	mustRefuse(t, err, fault.Invalid, "7 is not in 0 … 6")
+	faulttest.Refused(t, err, fault.Invalid, "7 is not in 0 … 6")
 	_, err = nhd.Region(1)
-	mustRefuse(t, err, fault.Invalid, "region", "1 is not in 0 … 0")
+	faulttest.Refused(t, err, fault.Invalid, "region", "1 is not in 0 … 0")
 	for _, c := range []*Cache{nhd, hnd} {
 		if chunks := must(c.Chunks(nil, 0, 0, 0, 4))(t); len(chunks) != 2 {
 			t.Errorf("%d chunks of a whole page", len(chunks))
@@ -261,9 +262,9 @@ func TestView_RowsVisitElementsInOrder(t *testing.T) {
 		t.Error("a view of no tokens has rows")
 	}
 	_, err := empty.At(0, 0, 0, 0)
-	mustRefuse(t, err, fault.Invalid, "axis 1", "0 is not in 0 … -1")
+	faulttest.Refused(t, err, fault.Invalid, "axis 1", "0 is not in 0 … -1")
 	_, err = empty.At(0)
-	mustRefuse(t, err, fault.Invalid, "1 axes", "4")
+	faulttest.Refused(t, err, fault.Invalid, "1 axes", "4")
 }
 
 func TestView_OfGivenMemoryIsBounded(t *testing.T) {
@@ -279,9 +280,9 @@ func TestView_OfGivenMemoryIsBounded(t *testing.T) {
 	}
 	for _, mem := range []*device.Memory{device.WrapHost(make([]byte, g.Bytes()-1)), nil} {
 		_, err := g.ChunkView(mem, 0, 0, 0, 1)
-		mustRefuse(t, err, fault.Invalid, "region 0")
+		faulttest.Refused(t, err, fault.Invalid, "region 0")
 		_, err = g.LayerView(mem, 0)
-		mustRefuse(t, err, fault.Invalid, "region 0")
+		faulttest.Refused(t, err, fault.Invalid, "region 0")
 	}
 }
 
@@ -291,13 +292,13 @@ func TestView_NeedsOneStrideFromKToV(t *testing.T) {
 	s.Layers[0].Planes[1].Region, s.Layers[0].Planes[1].Offset = 1, 100
 	apart := wrapped(t, must(NewGeometry(s))(t), 1)
 	_, err := apart.ChunkView(0, 0, 0, 1)
-	mustRefuse(t, err, fault.Unsupported, "layer 1", "K is in region 0 and V in region 1")
+	faulttest.Refused(t, err, fault.Unsupported, "layer 1", "K is in region 0 and V in region 1")
 
 	s = base()
 	s.Layers[0].Planes[1].Offset, s.Layers[0].Planes[1].PageStride = 300, 50
 	uneven := wrapped(t, must(NewGeometry(s))(t), 1)
 	_, err = uneven.LayerView(0)
-	mustRefuse(t, err, fault.Unsupported, "page strides of K and V are 48 and 50")
+	faulttest.Refused(t, err, fault.Unsupported, "page strides of K and V are 48 and 50")
 	v, err := uneven.g.viewOf(uneven.memory, &uneven.g.spec.Layers[0], 2, 0, 2)
 	if off, _ := v.At(1, 0, 0, 0); err != nil || off != 300+2*50 {
 		t.Errorf("V of page 2 is at %d, %v", off, err)
@@ -309,7 +310,7 @@ func TestView_NeedsOneStrideFromKToV(t *testing.T) {
 	}
 	o := OpaqueSpec{Layers: 1, Blocks: 1, PageSize: 1, BlockBytes: 1, BlockStride: 1, RegionBytes: 1}
 	_, err = wrapped(t, must(o.Geometry())(t), 1).ChunkView(0, 0, 0, 1)
-	mustRefuse(t, err, fault.Unsupported, "layer 0", "no rows")
+	faulttest.Refused(t, err, fault.Unsupported, "layer 0", "no rows")
 }
 
 func TestAppending_AllocatesNothing(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/fault/faulttest"
 )
 
 func newAllocator(t tb, o AllocatorOptions) *Allocator {
@@ -48,7 +49,7 @@ func TestNewAllocator_RefusesImpossibleOptions(t *testing.T) {
 	} {
 		t.Run(fmt.Sprint(c.o), func(t *testing.T) {
 			_, err := NewAllocator(c.o)
-			refused(t, err, fault.Invalid, c.words...)
+			faulttest.Refused(t, err, fault.Invalid, c.words...)
 		})
 	}
 }
@@ -74,7 +75,7 @@ func TestAllocator_FullSaysWhatThereIsAndTakesNothing(t *testing.T) {
 			noError(t, a.Free([]ID{2, 7, 8, 5}))
 			dst := []ID{99}
 			got, err := a.Alloc(dst, 6)
-			refused(t, err, fault.Full, "6", "free 4", "largest run 2")
+			faulttest.Refused(t, err, fault.Full, "6", "free 4", "largest run 2")
 			wantIDs(t, got, []ID{99})
 			var full *FullError
 			if !errors.As(err, &full) || *full != (FullError{Asked: 6, Free: 4, LargestRun: 2}) || full.Shortfall() != 2 {
@@ -102,14 +103,14 @@ func TestAllocator_ZeroIsFineAndNegativeIsRefused(t *testing.T) {
 			wantIDs(t, must[[]ID](t)(a.Alloc(nil, 0)), nil)
 			noError(t, a.Free(nil))
 			_, err := a.Alloc(nil, -1)
-			refused(t, err, fault.Invalid, "-1")
+			faulttest.Refused(t, err, fault.Invalid, "-1")
 			if _, ok := a.TryAlloc(nil, -1); ok {
 				t.Fatal("TryAlloc took -1 pages")
 			}
 			_, err = a.Alloc(nil, pages+1)
-			refused(t, err, fault.Full)
+			faulttest.Refused(t, err, fault.Full)
 			_, err = a.Alloc(nil, math.MaxInt)
-			refused(t, err, fault.Full)
+			faulttest.Refused(t, err, fault.Full)
 		}
 	}
 }
@@ -132,7 +133,7 @@ func TestAllocator_FreeRefusesAndFreesNothing(t *testing.T) {
 			t.Run(order.String()+"/"+c.name, func(t *testing.T) {
 				a := newAllocator(t, AllocatorOptions{Pages: 8, Capacity: 16, Order: order})
 				must[[]ID](t)(a.Alloc(nil, 6))
-				refused(t, a.Free(c.ids), fault.Invalid, c.words...)
+				faulttest.Refused(t, a.Free(c.ids), fault.Invalid, c.words...)
 				if a.NumFree() != 2 {
 					t.Fatalf("%d are free, want 2", a.NumFree())
 				}
@@ -148,7 +149,7 @@ func TestAllocator_FreeTwiceIsRefused(t *testing.T) {
 		a := newAllocator(t, AllocatorOptions{Pages: 4, Order: order})
 		got := must[[]ID](t)(a.Alloc(nil, 3))
 		noError(t, a.Free(got))
-		refused(t, a.Free(got), fault.Invalid, "page 0", "free already")
+		faulttest.Refused(t, a.Free(got), fault.Invalid, "page 0", "free already")
 	}
 }
 
@@ -239,9 +240,9 @@ func TestAllocator_GrowJoinsTheLastRunAndStopsAtTheCapacity(t *testing.T) {
 				t.Fatalf("%d pages, %d free, largest run %d", a.Pages(), a.NumFree(), a.LargestRun())
 			}
 			wantIDs(t, must[[]ID](t)(a.Alloc(nil, 5)), ids(2, 5))
-			refused(t, a.Grow(4), fault.Invalid, "4 pages more", "capacity is 10")
-			refused(t, a.Grow(-1), fault.Invalid, "-1")
-			refused(t, a.Grow(math.MaxInt), fault.Invalid)
+			faulttest.Refused(t, a.Grow(4), fault.Invalid, "4 pages more", "capacity is 10")
+			faulttest.Refused(t, a.Grow(-1), fault.Invalid, "-1")
+			faulttest.Refused(t, a.Grow(math.MaxInt), fault.Invalid)
 			noError(t, a.Grow(0))
 			noError(t, a.Grow(3))
 			wantIDs(t, must[[]ID](t)(a.Alloc(nil, 3)), ids(7, 3))
@@ -322,7 +323,7 @@ func checkAgainstModel(t *rapid.T, order Order) {
 			got, err := a.Alloc([]ID{None}, n)
 			switch {
 			case n < 0:
-				refused(t, err, fault.Invalid)
+				faulttest.Refused(t, err, fault.Invalid)
 				return
 			case n > m.numFree():
 				largest := 0
@@ -376,12 +377,12 @@ func checkAgainstModel(t *rapid.T, order Order) {
 		"free wrongly": func(t *rapid.T) {
 			bad := rapid.Int32Range(-2, int32(len(m.free))+2).Draw(t, "bad")
 			list := append(slices.Clone(held), ID(bad)) // held already, free, or no page
-			refused(t, a.Free(list), fault.Invalid, object(ID(bad)))
+			faulttest.Refused(t, a.Free(list), fault.Invalid, object(ID(bad)))
 		},
 		"grow": func(t *rapid.T) {
 			n := rapid.IntRange(-1, 20).Draw(t, "n")
 			if err := a.Grow(n); n < 0 || n > capacity-len(m.free) {
-				refused(t, err, fault.Invalid)
+				faulttest.Refused(t, err, fault.Invalid)
 				return
 			}
 			m.grow(n)

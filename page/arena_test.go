@@ -12,6 +12,7 @@ import (
 	"github.com/cockroachdb/datadriven"
 
 	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/fault/faulttest"
 	"github.com/kvferry/kvferry/internal/invariants"
 )
 
@@ -115,9 +116,9 @@ func arenaState(a *Arena) string {
 
 func TestNewArena_RefusesImpossibleOptions(t *testing.T) {
 	_, err := NewArena(ArenaOptions{Pages: 0, Capacity: 4, Sink: true})
-	refused(t, err, fault.Invalid, "sink")
+	faulttest.Refused(t, err, fault.Invalid, "sink")
 	_, err = NewArena(ArenaOptions{Pages: 4, Capacity: 2})
-	refused(t, err, fault.Invalid, "capacity")
+	faulttest.Refused(t, err, fault.Invalid, "capacity")
 }
 
 func TestArena_AcquiredPagesHaveOneOwner(t *testing.T) {
@@ -130,7 +131,7 @@ func TestArena_AcquiredPagesHaveOneOwner(t *testing.T) {
 		}
 	}
 	got, err := a.Acquire(got[:1], 2)
-	refused(t, err, fault.Full, "free 1")
+	faulttest.Refused(t, err, fault.Full, "free 1")
 	wantIDs(t, got, []ID{None})
 }
 
@@ -182,7 +183,7 @@ func TestArena_RefusedCallsChangeNothing(t *testing.T) {
 			{"release private twice", release(a), []ID{2, 1, 1}, []string{"page 1", "no owner"}},
 		} {
 			t.Run(order.String()+"/"+c.name, func(t *testing.T) {
-				refused(t, c.call(c.ids), fault.Invalid, c.words...)
+				faulttest.Refused(t, c.call(c.ids), fault.Invalid, c.words...)
 				if after := arenaState(a); after != before {
 					t.Fatalf("was %s\nis  %s", before, after)
 				}
@@ -228,7 +229,7 @@ func TestArena_CheckNamesTheFirstPageThatIsWrong(t *testing.T) {
 			must[[]ID](t)(a.Acquire(nil, 5))
 			noError(t, a.Check(nil))
 			c.spoil(a)
-			refused(t, a.Check(nil), fault.Invalid, c.words...)
+			faulttest.Refused(t, a.Check(nil), fault.Invalid, c.words...)
 		})
 	}
 }
@@ -241,7 +242,7 @@ func TestArena_CheckComparesWithTheOwnersThereShouldBe(t *testing.T) {
 	want := []int{-1, 1, 2, 1, 0, 0} // the sink is not asked for
 	noError(t, a.Check(func(id ID) int { return want[id] }))
 	want[2] = 1
-	refused(t, a.Check(func(id ID) int { return want[id] }), fault.Invalid, "page 2", "has 2 owners", "should have 1")
+	faulttest.Refused(t, a.Check(func(id ID) int { return want[id] }), fault.Invalid, "page 2", "has 2 owners", "should have 1")
 }
 
 // arenaCalls are all calls that change an arena, on pages 1 (private) and 2

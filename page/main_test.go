@@ -1,11 +1,8 @@
 package page
 
 import (
-	"errors"
-	"strings"
 	"testing"
 
-	"github.com/kvferry/kvferry/fault"
 	"github.com/kvferry/kvferry/internal/leaktest"
 )
 
@@ -17,19 +14,6 @@ type tb interface {
 }
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
-
-// refused fails the test unless err is of the given kind and names all of words.
-func refused(t tb, err error, kind fault.Kind, words ...string) {
-	t.Helper()
-	if !errors.Is(err, kind) {
-		t.Fatalf("got error %v, want kind %v", err, kind)
-	}
-	for _, w := range words {
-		if !strings.Contains(err.Error(), w) {
-			t.Fatalf("error %q does not say %q", err, w)
-		}
-	}
-}
 
 func must[T any](t tb) func(v T, err error) T {
 	return func(v T, err error) T {

@@ -10,6 +10,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/fault/faulttest"
 )
 
 func TestAppendRuns_MergesWhatIsAdjacentOnBothSides(t *testing.T) {
@@ -58,7 +59,7 @@ func TestAppendRuns_KeepsWhatWasThere(t *testing.T) {
 func TestAppendRuns_RefusesADestinationNamedTwice(t *testing.T) {
 	before := []Run{{9, 9, 1}}
 	got, err := AppendRuns(before, []Pair{{3, 1}, {1, 1}, {3, 8}})
-	refused(t, err, fault.Invalid, "page 3", "pages 1 and 8")
+	faulttest.Refused(t, err, fault.Invalid, "page 3", "pages 1 and 8")
 	if d := cmp.Diff(before, got); d != "" {
 		t.Errorf("runs changed (-want +got):\n%s", d)
 	}
@@ -84,7 +85,7 @@ func TestCheckDisjoint(t *testing.T) {
 				noError(t, err)
 				return
 			}
-			refused(t, err, fault.Invalid, c.bad)
+			faulttest.Refused(t, err, fault.Invalid, c.bad)
 			if fault.RemedyOf(err) == "" {
 				t.Error("no remedy")
 			}
@@ -109,7 +110,7 @@ func TestAppendRuns_CopiesTheSamePagesInTheFewestRuns(t *testing.T) {
 		}
 		runs, err := AppendRuns(nil, pairs)
 		if len(want) != len(pairs) {
-			refused(t, err, fault.Invalid)
+			faulttest.Refused(t, err, fault.Invalid)
 			return
 		}
 		noError(t, err)

@@ -8,6 +8,7 @@ import (
 	"github.com/kvferry/kvferry/copier"
 	"github.com/kvferry/kvferry/device"
 	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/fault/faulttest"
 	"github.com/kvferry/kvferry/kv"
 	"github.com/kvferry/kvferry/page"
 )
@@ -71,7 +72,7 @@ func TestLoad_WhoseCopyFailsDropsThePages(t *testing.T) {
 				t.Fatalf("%d tickets", len(l.Tickets))
 			}
 			err := l.Tickets[0].Wait(t.Context())
-			refused(t, err, fault.Device, "cable pulled")
+			faulttest.Refused(t, err, fault.Device, "cable pulled")
 			if !errors.Is(err, errCable) {
 				t.Errorf("the cause of %v is lost", err)
 			}
@@ -105,7 +106,7 @@ func TestStore_WithAStreamThatStaysFailed(t *testing.T) {
 	noError(t, err)
 	var l Loaded
 	noError(t, r.store.Load(m.Refs, fresh, &l))
-	refused(t, l.Tickets[0].Wait(t.Context()), fault.Device)
+	faulttest.Refused(t, l.Tickets[0].Wait(t.Context()), fault.Device)
 	r.wantWhere("x", "copy failed")
 	r.end(&use{refs: m.Refs, pages: l.Pages})
 	noError(t, r.check(nil))
@@ -165,7 +166,7 @@ func TestLoad_OfACorruptPageDropsItAndSaysWhich(t *testing.T) {
 	noError(t, err)
 	var l Loaded
 	err = r.store.Load(m.Refs, fresh, &l)
-	refused(t, err, fault.Corrupt, "page 1", "demoted to host page")
+	faulttest.Refused(t, err, fault.Corrupt, "page 1", "demoted to host page")
 	var corrupt *CorruptError
 	if !errors.As(err, &corrupt) || corrupt.Index != 1 {
 		t.Fatalf("error %v", err)
@@ -176,7 +177,7 @@ func TestLoad_OfACorruptPageDropsItAndSaysWhich(t *testing.T) {
 	r.wantWhere("abc", "host, corrupted, beyond prefix")
 	r.hostFree(4)
 	// Whoever pinned it before is told the same.
-	refused(t, r.store.Load(bystander.Refs, fresh, &l), fault.Corrupt, "page 1")
+	faulttest.Refused(t, r.store.Load(bystander.Refs, fresh, &l), fault.Corrupt, "page 1")
 	r.store.Unpin(bystander.Refs)
 	r.store.Unpin(m.Refs)
 	_, err = r.arena.Release(fresh)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvferry/kvferry/evict"
 	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/fault/faulttest"
 	"github.com/kvferry/kvferry/page"
 )
 
@@ -170,7 +171,7 @@ func TestEvict_WhoseContextEndsFreesItsPagesLater(t *testing.T) {
 	noError(t, r.check(nil))
 	release()
 	_, err = r.store.Evict(context.Background(), 1)
-	refused(t, err, fault.Full)
+	faulttest.Refused(t, err, fault.Full)
 	r.free(4)
 	r.hostFree(1)
 	r.wantWhere("abc", "host, host, host")

@@ -32,19 +32,6 @@ func noError(t testing.TB, err error) {
 	}
 }
 
-// refused fails the test unless err is of the given kind and says all of words.
-func refused(t testing.TB, err error, kind fault.Kind, words ...string) {
-	t.Helper()
-	if !errors.Is(err, kind) {
-		t.Fatalf("got error %v, want kind %v", err, kind)
-	}
-	for _, w := range words {
-		if !strings.Contains(err.Error(), w) {
-			t.Fatalf("error %q does not say %q", err, w)
-		}
-	}
-}
-
 // ended is a context that ended before: calls enqueue, and do not wait.
 func ended() context.Context {
 	ctx, end := context.WithCancel(context.Background())

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvferry/kvferry/device"
 	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/fault/faulttest"
 	"github.com/kvferry/kvferry/hostpool"
 	"github.com/kvferry/kvferry/internal/invariants"
 	"github.com/kvferry/kvferry/kv"
@@ -37,7 +38,7 @@ func TestOpen_RefusesWhatCannotBe(t *testing.T) {
 			if err == nil {
 				_ = s.Close(context.Background())
 			}
-			refused(t, err, fault.Invalid, c.word)
+			faulttest.Refused(t, err, fault.Invalid, c.word)
 		})
 	}
 }
@@ -100,7 +101,7 @@ func TestCommit_RefusesPagesItCannotShare(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			refs, err := r.store.Reserve(nil, r.keys("ab"))
 			noError(t, err)
-			refused(t, r.store.Commit(refs, c.pages), fault.Invalid, c.words)
+			faulttest.Refused(t, r.store.Commit(refs, c.pages), fault.Invalid, c.words)
 			r.wantWhere("ab", "pending, pending")
 			for _, id := range own {
 				if r.arena.Owners(id) != 1 {
@@ -130,7 +131,7 @@ func TestLoad_RefusesPagesItCannotShare(t *testing.T) {
 	noError(t, err)
 	for _, fresh := range [][]page.ID{{own[0], 3}, {own[0], own[0]}, {own[0], taken.pages[0]}, {99, own[0]}} {
 		var l Loaded
-		refused(t, r.store.Load(m.Refs, fresh, &l), fault.Invalid)
+		faulttest.Refused(t, r.store.Load(m.Refs, fresh, &l), fault.Invalid)
 		r.wantWhere("ab", "host, host")
 		noError(t, r.check(map[page.ID]int{own[0]: 1, taken.pages[0]: 1}))
 		if len(l.Pages) != 0 || l.Used != 0 {
@@ -174,7 +175,7 @@ func TestEvict_CountsPagesThatAreFree(t *testing.T) {
 			u := r.put("ab")
 			r.store.Unpin(u.refs)
 			freed, err := r.store.Evict(context.Background(), 2)
-			refused(t, err, fault.Full, "0 of 2")
+			faulttest.Refused(t, err, fault.Full, "0 of 2")
 			if freed != 0 {
 				t.Errorf("%d pages freed", freed)
 			}
@@ -197,7 +198,7 @@ func TestEvict_PassesPinnedPagesOver(t *testing.T) {
 	u := r.put("ab")
 	r.fill("xy")
 	freed, err := r.store.Evict(context.Background(), 4)
-	refused(t, err, fault.Full, "2 of 4")
+	faulttest.Refused(t, err, fault.Full, "2 of 4")
 	if freed != 2 {
 		t.Errorf("%d pages freed, want 2", freed)
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/kvferry/kvferry/copier"
 	"github.com/kvferry/kvferry/device"
 	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/fault/faulttest"
 	"github.com/kvferry/kvferry/kv"
 	"github.com/kvferry/kvferry/page"
 )
@@ -136,7 +137,7 @@ func TestEvict_PassesOverHeldPagesThatCannotGo(t *testing.T) {
 	r.wantWhere("xy", "evicted, evicted")
 	r.wantWhere("ab", "device, device")
 	n, err := r.store.Evict(t.Context(), 4)
-	refused(t, err, fault.Full)
+	faulttest.Refused(t, err, fault.Full)
 	if n != 0 {
 		t.Errorf("%d freed, and all are held", n)
 	}
@@ -168,7 +169,7 @@ func TestEvict_GivesUpWhenAllThatIsLeftIsHeldAndFails(t *testing.T) {
 	refs := r.suspend("abc")
 	r.fill("xy")
 	n, err := r.store.Evict(t.Context(), 6)
-	refused(t, err, fault.Device, "out of order")
+	faulttest.Refused(t, err, fault.Device, "out of order")
 	if n != 2 {
 		t.Errorf("%d freed, want 2", n)
 	}
@@ -226,7 +227,7 @@ func TestDemote_WhoseContextEndsGoesOn(t *testing.T) {
 	noError(t, r.check(nil))
 	noError(t, r.store.Close(t.Context()))
 	_, err := r.store.Demote(t.Context(), refs)
-	refused(t, err, fault.Closed)
+	faulttest.Refused(t, err, fault.Closed)
 }
 
 // A held page that fails its check is gone, and everybody who held it is told; its
@@ -243,7 +244,7 @@ func TestHeld_CorruptIsToldToEverybody(t *testing.T) {
 	var l Loaded
 	for _, refs := range [][]Ref{first, second} {
 		r.store.Resume(refs)
-		refused(t, r.store.Load(refs, fresh, &l), fault.Corrupt, "page 1")
+		faulttest.Refused(t, r.store.Load(refs, fresh, &l), fault.Corrupt, "page 1")
 		r.store.Suspend(refs)
 		noError(t, r.check(map[page.ID]int{fresh[0]: 1, fresh[1]: 1}))
 	}

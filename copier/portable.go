@@ -42,7 +42,10 @@ func (c *Portable) Copy(s device.Stream, r *kv.Route, pairs []page.Pair) (Moved,
 	}
 	w := c.scratch.Get().(*scratch) //nolint:errcheck // made by NewPortable and put back here
 	defer c.scratch.Put(w)
-	if err := c.check(w, r, pairs); err != nil {
+	if err := w.order(r, pairs); err != nil {
+		return Moved{}, err
+	}
+	if err := w.place(r); err != nil {
 		return Moved{}, err
 	}
 	m := Moved{Pages: len(pairs), Runs: len(w.runs), Bytes: int64(len(pairs)) * r.PageBytes()}
@@ -60,17 +63,20 @@ func (c *Portable) Copy(s device.Stream, r *kv.Route, pairs []page.Pair) (Moved,
 	return m, nil
 }
 
-// check sorts pairs and leaves their runs and boxes in w. It refuses what must not be
-// copied.
-func (c *Portable) check(w *scratch, r *kv.Route, pairs []page.Pair) (err error) {
+// order sorts pairs and leaves their runs in w. It refuses pairs that must not be
+// copied together.
+func (w *scratch) order(r *kv.Route, pairs []page.Pair) (err error) {
 	if w.runs, err = page.AppendRuns(w.runs[:0], pairs); err != nil {
 		return err
 	}
 	if r.Dst() == r.Src() {
-		if err := page.CheckDisjoint(pairs); err != nil {
-			return err
-		}
+		return page.CheckDisjoint(pairs)
 	}
+	return nil
+}
+
+// place leaves the boxes of w's runs in w. It refuses runs that are not in the caches.
+func (w *scratch) place(r *kv.Route) (err error) {
 	w.boxes = w.boxes[:0]
 	for _, run := range w.runs {
 		if w.boxes, err = r.AppendBoxes(w.boxes, run); err != nil {

@@ -34,19 +34,22 @@ func (c *Portable) CopySummed(s device.Stream, r *kv.Route, pairs []page.Pair, d
 	w := c.scratch.Get().(*scratch) //nolint:errcheck // made by NewPortable and put back here
 	defer c.scratch.Put(w)
 	w.pairs = append(w.pairs[:0], pairs...)
-	if err := c.check(w, r, w.pairs); err != nil {
+	if err := w.order(r, w.pairs); err != nil {
+		return Moved{}, err
+	}
+	w.runs = w.runs[:0] // each page by itself, in the order of the digests
+	for _, p := range pairs {
+		w.runs = append(w.runs, page.Run{Dst: p.Dst, Src: p.Src, N: 1})
+	}
+	if err := w.place(r); err != nil {
 		return Moved{}, err
 	}
 	m := Moved{Pages: len(pairs), Runs: len(pairs), Bytes: int64(len(pairs)) * r.PageBytes()}
 	w.ops = w.ops[:0]
-	for i, p := range pairs {
-		boxes, err := r.AppendBoxes(w.boxes[:0], page.Run{Dst: p.Dst, Src: p.Src, N: 1})
-		w.boxes = boxes
-		if err != nil {
-			return m, err // not reached: the runs were checked
-		}
+	each := len(w.boxes) / len(pairs) // all pages of a route lie alike
+	for i := range pairs {
 		from := len(w.ops)
-		w.ops = r.AppendOps(w.ops, boxes)
+		w.ops = r.AppendOps(w.ops, w.boxes[i*each:(i+1)*each])
 		rows := w.ops[from:]
 		slices.SortFunc(rows, func(a, b device.Op) int { return cmp.Compare(a.DstOff, b.DstOff) })
 		for j := range rows {

@@ -209,3 +209,17 @@ func size(n int64) string {
 		return strconv.FormatInt(n, 10) + " B"
 	}
 }
+
+// MemoryOptions describe the memory of a device that is implemented elsewhere.
+type MemoryOptions struct {
+	Device string // the device's name
+	Base   uintptr
+	Size   int64
+	Bytes  []byte       // when the host can address it
+	Free   func() error // called once, when nothing uses the memory any more; nil: it is somebody else's
+}
+
+// NewMemory returns a memory for a device that is implemented elsewhere.
+func NewMemory(o MemoryOptions) *Memory {
+	return &Memory{device: o.Device, base: o.Base, size: o.Size, bytes: o.Bytes, free: o.Free}
+}

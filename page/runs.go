@@ -3,6 +3,7 @@ package page
 import (
 	"cmp"
 	"fmt"
+	"math/bits"
 	"slices"
 
 	"github.com/kvferry/kvferry/fault"
@@ -59,10 +60,66 @@ func CheckDisjoint(pairs []Pair) error {
 	return nil
 }
 
+func byDst(a, b Pair) int { return cmp.Compare(a.Dst, b.Dst) }
+
 func sortByDst(pairs []Pair) {
-	byDst := func(a, b Pair) int { return cmp.Compare(a.Dst, b.Dst) }
-	if !slices.IsSortedFunc(pairs, byDst) {
+	switch {
+	case slices.IsSortedFunc(pairs, byDst):
+	case len(pairs) < leastRadix:
 		slices.SortFunc(pairs, byDst)
+	default:
+		lo, hi := pairs[0].Dst, pairs[0].Dst
+		for _, p := range pairs {
+			lo, hi = min(lo, p.Dst), max(hi, p.Dst)
+		}
+		radixSort(pairs, lo, bits.Len32(uint32(hi)-uint32(lo)))
+	}
+}
+
+// leastRadix is the number of pairs from which sorting by digits is faster than by
+// comparisons, which is several times as slow for a hundred thousand of them.
+const leastRadix = 64
+
+// radixSort sorts pairs, whose destinations less lo differ in their lowest width bits
+// only, by these: by the highest digit first, in place (it swaps each pair to the
+// stretch of its digit), and then each stretch by the rest. That takes no memory but
+// the stack's, as a sort from the lowest digit would.
+func radixSort(pairs []Pair, lo ID, width int) {
+	const digit = 8
+	shift := max(0, width-digit)
+	at := func(p Pair) uint8 { return uint8((uint32(p.Dst) - uint32(lo)) >> shift) }
+	var next, end [1 << digit]int // of the stretch of each digit: what is not in its place yet
+	for _, p := range pairs {
+		end[at(p)]++
+	}
+	sum := 0
+	for d, n := range end {
+		next[d] = sum
+		sum += n
+		end[d] = sum
+	}
+	for d := range next {
+		for next[d] < end[d] {
+			p := pairs[next[d]]
+			for to := at(p); int(to) != d; to = at(p) {
+				p, pairs[next[to]] = pairs[next[to]], p
+				next[to]++
+			}
+			pairs[next[d]] = p
+			next[d]++
+		}
+	}
+	if shift == 0 {
+		return
+	}
+	from := 0
+	for _, to := range end {
+		if stretch := pairs[from:to]; len(stretch) < leastRadix {
+			slices.SortFunc(stretch, byDst)
+		} else {
+			radixSort(stretch, lo, shift)
+		}
+		from = to
 	}
 }
 

@@ -1,6 +1,8 @@
 package page
 
 import (
+	order "cmp"
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -167,6 +169,39 @@ func TestRuns_DoNotAllocate(t *testing.T) {
 	}
 }
 
+// genSort draws lists that are long enough to be sorted by digits: dense and sparse
+// ids, few and many, negative ones too, which only whoever reads the runs refuses.
+func genSort(t *rapid.T) []Pair {
+	lo := rapid.SampledFrom([]int64{0, 1, -7, math.MinInt32, math.MaxInt32 - 70000}).Draw(t, "lowest")
+	span := rapid.SampledFrom([]int64{1, 100, 1000, 70000, math.MaxUint32}).Draw(t, "span")
+	n := rapid.SampledFrom([]int{leastRadix - 1, leastRadix, 300, 5000}).Draw(t, "pairs")
+	rng := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 1))
+	pairs := make([]Pair, n)
+	for i := range pairs {
+		pairs[i] = Pair{ID(min(lo+rng.Int64N(span), math.MaxInt32)), ID(i)}
+	}
+	return pairs
+}
+
+func TestSortByDst_SortsAndLosesNothing(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		pairs := genSort(t)
+		want := slices.Clone(pairs)
+		whole := func(a, b Pair) int { return order.Or(order.Compare(a.Dst, b.Dst), order.Compare(a.Src, b.Src)) }
+		slices.SortFunc(want, whole)
+		sortByDst(pairs)
+		if !slices.IsSortedFunc(pairs, func(a, b Pair) int { return order.Compare(a.Dst, b.Dst) }) {
+			t.Fatalf("not sorted: %v", pairs)
+		}
+		slices.SortFunc(pairs, whole)
+		if d := cmp.Diff(want, pairs); d != "" {
+			t.Fatalf("pairs (-want +got):\n%s", d)
+		}
+	})
+}
+
+// BenchmarkAppendRuns prints what a pair costs; package copier has the benchmark of a
+// whole plan.
 func BenchmarkAppendRuns(b *testing.B) {
 	for _, c := range []struct {
 		name string
@@ -178,18 +213,21 @@ func BenchmarkAppendRuns(b *testing.B) {
 			rand.New(rand.NewPCG(1, 1)).Shuffle(len(pairs), func(i, j int) { pairs[i], pairs[j] = pairs[j], pairs[i] })
 		}},
 	} {
-		b.Run(c.name, func(b *testing.B) {
-			from := make([]Pair, 512)
-			for i := range from {
-				from[i] = Pair{ID(i), ID(i + i/4)}
-			}
-			c.make(from)
-			pairs, runs := make([]Pair, len(from)), make([]Run, 0, len(from))
-			b.ReportAllocs()
-			for b.Loop() {
-				copy(pairs, from)
-				runs, _ = AppendRuns(runs[:0], pairs)
-			}
-		})
+		for _, n := range []int{16, 512, 100_000} {
+			b.Run(fmt.Sprintf("%s/%d", c.name, n), func(b *testing.B) {
+				from := make([]Pair, n)
+				for i := range from {
+					from[i] = Pair{ID(i), ID(i + i/4)}
+				}
+				c.make(from)
+				pairs, runs := make([]Pair, len(from)), make([]Run, 0, len(from))
+				b.ReportAllocs()
+				for b.Loop() {
+					copy(pairs, from)
+					runs, _ = AppendRuns(runs[:0], pairs)
+				}
+				b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(n), "ns/pair")
+			})
+		}
 	}
 }

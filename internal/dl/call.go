@@ -28,10 +28,10 @@ func trampoline() unsafe.Pointer
 
 // Call calls f with up to MaxArgs words and returns the word that it returns. What
 // the words mean is between the caller and f: integers and addresses of any width up to
-// 64 bits, no floats. A Func of 0 must not be called.
+// 64 bits, no floats. A Func of 0 must not be called, and more words are a bug that panics.
 func (f Func) Call(args ...uintptr) uintptr {
 	x := words{fn: uintptr(f)}
-	copy(x.arg[:], args)
+	copy(x.arg[:len(args)], args)
 	cgocall(trampoline(), unsafe.Pointer(&x))
 	return x.ret
 }

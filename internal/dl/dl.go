@@ -17,12 +17,6 @@ const (
 // Func is the address of a C function, 0 when there is none.
 type Func uintptr
 
-// Library is an opened library. It is never closed.
-type Library struct {
-	name   string
-	handle uintptr
-}
-
 // Name returns the name by which the library was opened.
 func (l *Library) Name() string { return l.name }
 

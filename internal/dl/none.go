@@ -4,6 +4,9 @@ package dl
 
 import "github.com/kvferry/kvferry/fault"
 
+// Library is an opened library; there is none in this build.
+type Library struct{ name string }
+
 // Open refuses: this build opens no libraries. Kind: fault.Unsupported.
 func Open(names ...string) (*Library, error) {
 	what := "library"

@@ -3,8 +3,10 @@
 package dl
 
 import (
+	"debug/elf"
 	"errors"
 	"fmt"
+	"runtime"
 	"strings"
 
 	"github.com/ebitengine/purego"
@@ -12,10 +14,21 @@ import (
 	"github.com/kvferry/kvferry/fault"
 )
 
+// Library is an opened library. It is never closed.
+type Library struct {
+	name   string
+	handle uintptr
+}
+
 // Open opens the first of names that can be opened: file names as the loader of
 // libraries searches them (ld.so.cache, LD_LIBRARY_PATH), or paths. Kind:
 // fault.NotFound, with what was wrong with each.
 func Open(names ...string) (*Library, error) {
+	if len(names) == 0 {
+		return nil, fault.New(fault.NotFound, "library", "no name to open one by")
+	}
+	runtime.LockOSThread() // the loader keeps what went wrong per thread
+	defer runtime.UnlockOSThread()
 	var tried []error
 	for _, name := range names {
 		h, err := purego.Dlopen(name, purego.RTLD_NOW|purego.RTLD_LOCAL)
@@ -27,12 +40,24 @@ func Open(names ...string) (*Library, error) {
 	return nil, fault.Wrap(fault.NotFound, "library", errors.Join(tried...))
 }
 
-// reason is what the loader says of name, which it mostly says itself.
+// reason is what the loader says of name, which it mostly says itself. Of a file for
+// another machine it says that there is none.
 func reason(name string, err error) string {
-	if s := err.Error(); strings.Contains(s, name) {
-		return s
+	s := err.Error()
+	if !strings.Contains(s, name) {
+		s = fmt.Sprintf("%s: %s", name, s)
 	}
-	return fmt.Sprintf("%s: %v", name, err)
+	if f, err := elf.Open(name); err == nil {
+		defer func() { _ = f.Close() }() // was only read
+		own := elf.EM_X86_64
+		if runtime.GOARCH == "arm64" {
+			own = elf.EM_AARCH64
+		}
+		if f.Machine != own {
+			s += fmt.Sprintf(" (the file is for %v, this program for %v)", f.Machine, own)
+		}
+	}
+	return s
 }
 
 // Find returns the function of that name, 0 when the library has none.

@@ -80,8 +80,9 @@ func Kvferry() Plan {
 			{"fault"},
 		},
 		Modules: map[string]Scope{
-			"golang.org/x/sys":      Library,
-			"github.com/zeebo/xxh3": Library,
+			"golang.org/x/sys":             Library,
+			"github.com/zeebo/xxh3":        Library,
+			"github.com/ebitengine/purego": Library, // not of the root package: see weight_test.go
 
 			"github.com/spf13/cobra":           Command,
 			"github.com/spf13/pflag":           Command,

@@ -1,5 +1,6 @@
 # `make help` lists the targets. Go alone builds and runs kvferry; make and a C
-# compiler are needed for the tests only (the race detector links C).
+# compiler are needed for the tests only (the race detector links C, and tests make
+# libraries to call).
 
 GO      ?= go
 FUZZTIME ?= 10s
@@ -7,22 +8,23 @@ TOOL     = $(GO) tool -modfile=tools/go.mod
 PURE     = CGO_ENABLED=0 $(GO)
 
 .DEFAULT_GOAL := help
-.PHONY: help build test lint race plain cross fuzz replay trace readme clean compiler
+.PHONY: help build test lint race plain cross arm64 fuzz replay trace vendor readme clean compiler
 # One thing after the other: each of them uses all cores.
 .NOTPARALLEL:
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -n 's/^\([a-z0-9]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
 
-build: ## make bin/kvferry: one static binary
+build: ## make bin/kvferry: one binary that needs only libc (nothing, with GOFLAGS=-tags=nogpu)
 	$(PURE) build -trimpath -o bin/kvferry ./cmd/kvferry
 
-test: compiler lint race plain cross fuzz replay ## everything that must pass before a commit
+test: compiler lint race plain cross arm64 fuzz replay ## everything that must pass before a commit
 	@echo "make test: all passed"
 
 lint: ## golangci-lint for every build and module, and go.mod as go mod tidy would write it
 	@lint=$$($(TOOL) -n golangci-lint) && set -x && $$lint run && \
 		GOARCH=arm64 CGO_ENABLED=0 $$lint run --build-tags invariants && \
+		$$lint run --build-tags nogpu ./internal/dl/... && \
 		cd bench && $$lint run
 	$(GO) mod tidy -diff
 
@@ -32,10 +34,15 @@ race: compiler ## tests with the race detector and with invariants checked
 plain: ## tests as users build the code: no C, no checks
 	$(PURE) test ./...
 	CGO_ENABLED=0 $(GO) -C bench test ./...
+	$(PURE) vet -tags nogpu ./...
+	$(PURE) test -tags nogpu ./internal/dl
 
 cross: ## build for arm64, and type-check the tests there
 	GOARCH=arm64 $(PURE) build -o /dev/null ./cmd/kvferry
 	GOARCH=arm64 $(PURE) vet ./...
+
+arm64: ## tests of the calls into C on arm64, with qemu-user and a cross compiler
+	GO="$(GO)" tools/arm64 ./internal/dl
 
 fuzz: ## fuzz every target for FUZZTIME (default 10s)
 	GO="$(GO)" tools/fuzz $(FUZZTIME)
@@ -45,6 +52,9 @@ replay: build ## replay 2,000 requests of the built-in load, every byte checked
 
 trace: build ## replay the whole real trace, every byte checked
 	tools/trace bin/kvferry replay --trace
+
+vendor: ## fetch NVIDIA's headers and runtime libraries, which tests check against
+	tools/vendor
 
 readme: ## run the README's first command and put its output into the README
 	GO="$(GO)" tools/readme

@@ -110,6 +110,12 @@ func (l *lane) bytes() int64 {
 // appendBoxes appends the boxes of the lane's stretches at all steps of one axis
 // more, the offsets added.
 func (l *lane) appendBoxes(boxes []Box, dstOff, srcOff int64, more axis) []Box {
+	if more.n == 1 && l.dims <= 2 { // the lanes of a route are collapsed: one step more changes nothing
+		b := l.box()
+		b.DstOff += dstOff
+		b.SrcOff += srcOff
+		return append(boxes, b)
+	}
 	m := l.with(more)
 	m.dstOff += dstOff
 	m.srcOff += srcOff
@@ -138,6 +144,11 @@ func (l *lane) split(boxes []Box) []Box {
 		}
 		return boxes
 	}
+	return append(boxes, l.box())
+}
+
+// box returns the box of a lane of two axes or less.
+func (l *lane) box() Box {
 	b := Box{
 		DstRegion: l.dstRegion, SrcRegion: l.srcRegion, DstOff: l.dstOff, SrcOff: l.srcOff,
 		Width: l.width, Rows: 1, Slices: 1,
@@ -148,7 +159,7 @@ func (l *lane) split(boxes []Box) []Box {
 	if l.dims > 1 {
 		b.Slices, b.DstSlice, b.SrcSlice = int(l.axes[1].n), l.axes[1].dst, l.axes[1].src
 	}
-	return append(boxes, b)
+	return b
 }
 
 // shortest returns which axis has the fewest steps.

@@ -12,9 +12,10 @@ import (
 // copied. All methods may be called from any goroutine.
 type Ticket struct {
 	mu   sync.Mutex
-	over bool          // guarded by mu
-	err  error         // guarded by mu; set before over
-	done chan struct{} // guarded by mu; made by the first Done
+	over bool            // guarded by mu
+	err  error           // guarded by mu; set before over
+	done chan struct{}   // guarded by mu; made by the first Done
+	tell chan<- struct{} // set before the ticket is handed out
 }
 
 // NewTicket returns a ticket of work that is still in flight.
@@ -35,8 +36,19 @@ func (t *Ticket) Complete(err error) bool {
 	if t.done != nil {
 		close(t.done)
 	}
+	if t.tell != nil {
+		select {
+		case t.tell <- struct{}{}:
+		default:
+		}
+	}
 	return true
 }
+
+// Notify has Complete send on c, unless c is full: whoever waits for many tickets needs
+// no channel for each, but one of capacity 1, and polls them when it has something. It
+// must be called before the ticket is handed to who completes it.
+func (t *Ticket) Notify(c chan<- struct{}) { t.tell = c }
 
 // Done returns a channel that is closed when the work is done.
 func (t *Ticket) Done() <-chan struct{} {

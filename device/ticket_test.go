@@ -71,3 +71,27 @@ func TestTicket_IsCompletedOnceByManyAndSeenByAll(t *testing.T) {
 		t.Errorf("%d completions count, want 1", won.Load())
 	}
 }
+
+func TestTicket_NotifyTellsOfManyByOneChannel(t *testing.T) {
+	var tickets [3]Ticket
+	told := make(chan struct{}, 1)
+	for i := range tickets {
+		tickets[i].Notify(told)
+	}
+	select {
+	case <-told:
+		t.Fatal("told before any was done")
+	default:
+	}
+	for i := range tickets {
+		if !tickets[i].Complete(nil) || tickets[i].Complete(nil) {
+			t.Fatal("a ticket is completed once")
+		}
+	}
+	<-told // the others found it full, and did not wait
+	select {
+	case <-told:
+		t.Fatal("told twice, with room for one")
+	default:
+	}
+}

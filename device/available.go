@@ -14,10 +14,10 @@ import (
 // of what the machine has available and what each memory cgroup (v1 or v2) that
 // it is in has left. File cache that the kernel can drop counts as available.
 // Kind: fault.Memory, when the kernel does not say.
-func AvailableMemory() (int64, error) { return availableMemory(os.DirFS("/")) }
+func AvailableMemory() (int64, error) { return AvailableMemoryIn(os.DirFS("/")) }
 
-// availableMemory is AvailableMemory in the file system root.
-func availableMemory(root fs.FS) (int64, error) {
+// AvailableMemoryIn is AvailableMemory of the machine whose files are in root.
+func AvailableMemoryIn(root fs.FS) (int64, error) {
 	meminfo, err := fs.ReadFile(root, "proc/meminfo")
 	if err != nil {
 		return 0, fault.Wrap(fault.Memory, "available memory", err)

@@ -47,7 +47,7 @@ func TestAvailableMemory_IsTheLeastOfMachineAndGroups(t *testing.T) {
 				root[name] = &fstest.MapFile{Data: []byte(text)}
 			}
 		}
-		if got, err := availableMemory(root); err != nil || got != c.want {
+		if got, err := AvailableMemoryIn(root); err != nil || got != c.want {
 			t.Errorf("%s: %d bytes (error %v), want %d", c.name, got, err, c.want)
 		}
 	}
@@ -55,7 +55,7 @@ func TestAvailableMemory_IsTheLeastOfMachineAndGroups(t *testing.T) {
 
 func TestAvailableMemory_IsAnErrorWhenTheKernelDoesNotSay(t *testing.T) {
 	for _, root := range []fstest.MapFS{{}, {"proc/meminfo": {Data: []byte("MemTotal: 5 kB\n")}}, {"proc/meminfo": {Data: []byte("MemAvailable: lots kB\n")}}} {
-		_, err := availableMemory(root)
+		_, err := AvailableMemoryIn(root)
 		wantKind(t, err, fault.Memory)
 	}
 }

@@ -21,9 +21,11 @@ type Cache struct {
 	g       *Geometry
 	regions []*device.Memory
 	name    string        // of the device
-	dev     device.Device // nil when the regions are somebody else's
+	dev     device.Device // nil when the regions are somebody else's, who has not said
+	reaches bool          // dev is a pinner
 	self    *Route        // pages of this cache onto pages of this cache
 	closed  atomic.Bool
+	bounce  bounce // of rows in memory that the host can't address
 
 	mu    sync.Mutex
 	owned []*device.Memory // guarded by mu; to be freed by Close
@@ -34,6 +36,7 @@ type Cache struct {
 // region. Kinds: those of [device.Device.Alloc].
 func NewCache(g *Geometry, dev device.Device) (*Cache, error) {
 	c := &Cache{g: g, dev: dev, name: dev.Name()}
+	_, c.reaches = dev.(pinner)
 	for i, n := range g.spec.RegionBytes {
 		m, err := dev.Alloc(n)
 		if err != nil {
@@ -48,12 +51,36 @@ func NewCache(g *Geometry, dev device.Device) (*Cache, error) {
 // Wrap returns a cache over memory that somebody else owns, and keeps valid as
 // long as the cache is used: one Memory for each region, of one device, at least
 // as large as the geometry says. Regions that share addresses are refused.
+//
+// What needs memory or a stream of the device itself is refused of such a cache
+// (fault.Unsupported), unless the host can address its memory: the rows of tokens, and
+// cycles of [Cache.CopyPages]. [WrapOn] takes the device.
+//
 // Kind: fault.Invalid.
-func Wrap(g *Geometry, regions []*device.Memory) (*Cache, error) {
+func Wrap(g *Geometry, regions []*device.Memory) (*Cache, error) { return wrap(g, regions, nil) }
+
+// WrapOn is [Wrap] over memory of dev, which outlives the cache: rows of tokens are
+// written and read by its copies, and cycles of pages go through memory of its own.
+// Close gives that back.
+// Kind: fault.Invalid, also for memory of another device.
+func WrapOn(g *Geometry, regions []*device.Memory, dev device.Device) (*Cache, error) {
+	if dev == nil {
+		return nil, fault.New(fault.Invalid, "device", "is missing").Hint("use Wrap for memory that the host can address")
+	}
+	for i, m := range regions {
+		if m != nil && m.Device() != dev.Name() {
+			return nil, fault.New(fault.Invalid, fmt.Sprintf("region %d", i), "is memory of %s, the device is %s", m.Device(), dev.Name())
+		}
+	}
+	return wrap(g, regions, dev)
+}
+
+func wrap(g *Geometry, regions []*device.Memory, dev device.Device) (*Cache, error) {
 	if len(regions) != len(g.spec.RegionBytes) {
 		return nil, fault.New(fault.Invalid, "regions", "%d memories for %d regions", len(regions), len(g.spec.RegionBytes))
 	}
-	c := &Cache{g: g, regions: slices.Clone(regions)}
+	c := &Cache{g: g, regions: slices.Clone(regions), dev: dev}
+	_, c.reaches = dev.(pinner)
 	for i, m := range regions {
 		if m == nil {
 			return nil, fault.New(fault.Invalid, fmt.Sprintf("region %d", i), "has no memory")
@@ -120,7 +147,7 @@ func (c *Cache) Close() error {
 	if c.closed.Swap(true) && len(c.owned) == 0 {
 		return c.errClosed()
 	}
-	var errs []error
+	errs := []error{c.bounce.close()}
 	c.owned = slices.DeleteFunc(c.owned, func(m *device.Memory) bool {
 		err := m.Free()
 		errs = append(errs, err)
@@ -246,7 +273,7 @@ func (c *Cache) host(region int) ([]byte, error) {
 	mem := c.regions[region].Bytes()
 	if mem == nil && c.g.spec.RegionBytes[region] > 0 {
 		return nil, fault.New(fault.Unsupported, fmt.Sprintf("region %d", region), "is memory of %s, which the host can't address", c.name).
-			Hint("copy the pages to a host cache first")
+			Hint("copy the pages to a host cache first; rows of tokens can be reached through the cache's device (WrapOn)")
 	}
 	return mem, nil
 }

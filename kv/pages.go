@@ -22,7 +22,8 @@ import (
 // anything is.
 //
 // Kinds: fault.Invalid (ids out of range, a destination named twice),
-// fault.Unsupported (a cycle in a wrapped cache that the host can't address),
+// fault.Unsupported (a cycle in a cache that was wrapped without its device, and that
+// the host can't address),
 // fault.Closed, fault.Memory (no scratch page) and those of s.
 func (c *Cache) CopyPages(s device.Stream, pairs []page.Pair) error {
 	if c.closed.Load() {
@@ -189,8 +190,8 @@ func (c *Cache) copyCycles(s device.Stream, steps [][]page.Pair) error {
 		// Borrowed memory names no device to allocate from. A page of the Go heap
 		// does on a host; the ops in the stream's queue keep it alive.
 		if c.regions[0].Bytes() == nil {
-			return fault.New(fault.Unsupported, "pairs", "form a cycle, and a wrapped cache on %s has no scratch page", c.name).
-				Hint("copy in two steps through a free page")
+			return fault.New(fault.Unsupported, "pairs", "form a cycle, and a cache wrapped on %s without its device has no scratch page", c.name).
+				Hint("wrap the cache with WrapOn, or copy in two steps through a free page")
 		}
 		st, err := c.newStage(device.WrapHost(make([]byte, c.g.pageBytes)))
 		if err != nil {

@@ -2,7 +2,9 @@ package kv
 
 import (
 	"fmt"
+	"slices"
 
+	"github.com/kvferry/kvferry/device"
 	"github.com/kvferry/kvferry/fault"
 	"github.com/kvferry/kvferry/page"
 )
@@ -22,13 +24,20 @@ type Rows struct {
 // is too small a subnormal or a zero. The types of 8 and 4 bits are taken as they
 // are. Scales are written apart: [Cache.WriteScales].
 //
-// It writes host memory before it returns, and orders itself with nothing:
-// copies that read or write these pages must have finished. A rejected call has
-// written nothing.
+// It writes before it returns, and orders itself with nothing: copies that read or
+// write these pages must have finished. A rejected call has written nothing.
+//
+// Into memory of a device that the host can't address, rows go by copies of that
+// device: converted into pinned host memory of the cache, up to 1 MiB at a time, and
+// waited for. That costs a round trip to the device for each MiB; calls on one such
+// cache take turns, and keep what they have made for the next. Rows of neighbouring
+// slots are one copy.
 //
 // Kinds: fault.Invalid (layer, page or slot out of range, lengths that
-// contradict each other), fault.Unsupported (memory that the host can't address,
-// a layer of no rows, types that can't be converted), fault.Closed.
+// contradict each other), fault.Unsupported (a layer of no rows, types that can't be
+// converted, memory that the host can't address of a wrapped cache without its
+// device: see [WrapOn]), fault.Closed; of a device also fault.Memory (nothing was
+// written) and fault.Device (the rows hold undefined bytes).
 func (c *Cache) WriteTokens(layer int, k, v Rows, pages []page.ID, slots []int32) error {
 	_, err := c.writeTokens(nil, false, layer, k, v, pages, slots)
 	return err
@@ -66,6 +75,9 @@ func (c *Cache) writeTokens(dst []byte, give bool, layer int, k, v Rows, pages [
 				len(rows[i].Data), len(pages), elements, rows[i].DType, want)
 		}
 	}
+	if halves[0].far != nil {
+		return c.writeTokensFar(dst, give, slices.Clone(halves[:n]), rows, pages, slots)
+	}
 	for t := range pages {
 		for i, h := range halves[:n] {
 			size := rows[i].DType.Bytes(h.block)
@@ -82,21 +94,44 @@ func (c *Cache) writeTokens(dst []byte, give bool, layer int, k, v Rows, pages [
 	return dst, nil
 }
 
+// writeTokensFar is writeTokens, once all is checked, into memory that the host can't
+// address.
+func (c *Cache) writeTokensFar(dst []byte, give bool, halves []half, rows [2]Rows, pages []page.ID, slots []int32) ([]byte, error) {
+	before := len(dst)
+	err := c.writeFar(halves, pages, slots, func(to []byte, i, block, t int) {
+		h, size := &halves[i], rows[i].DType.Bytes(halves[i].block)
+		src := rows[i].Data[(int64(t)*int64(h.blocks)+int64(block))*size:][:size]
+		convert(to, c.g.spec.DType, src, rows[i].DType)
+		if give {
+			dst = append(dst, to...)
+		}
+	})
+	if err != nil {
+		return dst[:before], err
+	}
+	return dst, nil
+}
+
 // ReadTokens appends to dst the rows in slot slots[i] of page pages[i], in the
 // layer at that position: [n, 2, heads, dim] elements of the cache's type (MLA:
 // [n, dim]).
 //
-// It reads host memory before it returns, and orders itself with nothing: copies
-// that write these pages must have finished.
+// It reads before it returns, and orders itself with nothing: copies that write these
+// pages must have finished. From memory that the host can't address rows come as
+// [Cache.WriteTokens] says.
 //
 // Kinds: fault.Invalid (layer, page or slot out of range, lists of different
-// lengths), fault.Unsupported (memory that the host can't address, a layer of no
-// rows), fault.Closed.
+// lengths), fault.Unsupported (a layer of no rows, memory that the host can't address
+// of a wrapped cache without its device), fault.Closed; of a device also fault.Memory
+// and fault.Device.
 func (c *Cache) ReadTokens(dst []byte, layer int, pages []page.ID, slots []int32) ([]byte, error) {
 	var halves [2]half
 	n, err := c.halves(&halves, layer, pages, slots)
 	if err != nil {
 		return dst, err
+	}
+	if halves[0].far != nil {
+		return c.readFar(dst, slices.Clone(halves[:n]), pages, slots)
 	}
 	for t := range pages {
 		for _, h := range halves[:n] {
@@ -116,8 +151,8 @@ func (c *Cache) ReadTokens(dst []byte, layer int, pages []page.ID, slots []int32
 // reached by [Cache.Plane].
 //
 // Kinds: fault.Invalid (layer, nth, page or slot out of range, lengths that
-// contradict each other), fault.Unsupported (scales that tokens have no own of,
-// memory that the host can't address), fault.Closed.
+// contradict each other), fault.Unsupported (scales that tokens have no own of), and
+// the others of WriteTokens.
 func (c *Cache) WriteScales(layer, nth int, rows []byte, pages []page.ID, slots []int32) error {
 	var h half
 	if err := c.scales(&h, layer, nth, pages, slots); err != nil {
@@ -127,6 +162,9 @@ func (c *Cache) WriteScales(layer, nth int, rows []byte, pages []page.ID, slots 
 	if want := row * int64(len(pages)); int64(len(rows)) != want {
 		return fault.New(fault.Invalid, "scales", "%d bytes, %d rows of %d bytes are %d", len(rows), len(pages), row, want)
 	}
+	if h.far != nil {
+		return c.writeScalesFar(h, rows, pages, slots)
+	}
 	for t := range pages {
 		for b := range h.blocks {
 			rows = rows[copy(h.at(pages[t], slots[t], b), rows):]
@@ -135,12 +173,21 @@ func (c *Cache) WriteScales(layer, nth int, rows []byte, pages []page.ID, slots 
 	return nil
 }
 
+// writeScalesFar is WriteScales, once all is checked, into memory that the host can't
+// address.
+func (c *Cache) writeScalesFar(h half, rows []byte, pages []page.ID, slots []int32) error {
+	return c.writeFar([]half{h}, pages, slots, func(to []byte, _, _, _ int) { rows = rows[copy(to, rows):] })
+}
+
 // ReadScales appends to dst the rows of scales that [Cache.WriteScales] writes:
 // [n, heads], or [n]. Kinds: as WriteScales.
 func (c *Cache) ReadScales(dst []byte, layer, nth int, pages []page.ID, slots []int32) ([]byte, error) {
 	var h half
 	if err := c.scales(&h, layer, nth, pages, slots); err != nil {
 		return dst, err
+	}
+	if h.far != nil {
+		return c.readFar(dst, []half{h}, pages, slots)
 	}
 	for t := range pages {
 		for b := range h.blocks {
@@ -153,18 +200,22 @@ func (c *Cache) ReadScales(dst []byte, layer, nth int, pages []page.ID, slots []
 // half is where the rows of K, of V, of latents or of scales lie: the row of one
 // slot is blocks contiguous blocks.
 type half struct {
-	mem         []byte
-	off         int64 // of slot 0 of page 0
-	page, token int64 // strides
-	head        int64 // from block to block
+	mem         []byte         // nil when the host can't address it
+	far         *device.Memory // then; else nil
+	off         int64          // of slot 0 of page 0
+	page, token int64          // strides
+	head        int64          // from block to block
 	blocks      int
 	block       int64 // elements; 0 of scales
 	bytes       int64 // of a block
 }
 
 func (h *half) at(p page.ID, slot int32, block int) []byte {
-	off := h.off + int64(p)*h.page + int64(slot)*h.token + int64(block)*h.head
-	return h.mem[off:][:h.bytes]
+	return h.mem[h.offset(p, slot, block):][:h.bytes]
+}
+
+func (h *half) offset(p page.ID, slot int32, block int) int64 {
+	return h.off + int64(p)*h.page + int64(slot)*h.token + int64(block)*h.head
 }
 
 // fill says where blocks rows of bytes bytes for each slot lie in pl, skip bytes
@@ -177,7 +228,9 @@ func (c *Cache) fill(h *half, pl *Plane, skip int64, blocks int, bytes int64) (e
 	if h.head == bytes { // the heads follow each other
 		h.blocks, h.bytes = 1, bytes*int64(blocks)
 	}
-	h.mem, err = c.host(pl.Region)
+	if h.mem, err = c.host(pl.Region); err != nil && c.reaches && !c.closed.Load() {
+		h.far, err = c.regions[pl.Region], nil
+	}
 	return err
 }
 

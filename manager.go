@@ -124,8 +124,10 @@ func (m *Manager) open() (err error) {
 		return err
 	}
 	// One host device a process, if it can be: it knows what memory is promised.
-	var given bool
-	if m.host, given = m.o.Device.(*device.Host); !given {
+	if m.host = m.o.Host; m.host == nil {
+		m.host, _ = m.o.Device.(*device.Host)
+	}
+	if m.host == nil {
 		if m.host, err = device.OpenHost(device.HostOptions{}); err != nil {
 			return err
 		}
@@ -139,7 +141,7 @@ func (m *Manager) open() (err error) {
 			return err
 		}
 		m.pool, err = hostpool.Open(hostpool.Options{
-			Cache: m.o.Cache, Pages: m.o.HostPages, Host: m.host, Device: m.o.Device, Compute: m.o.Compute, Checks: m.o.Checks, Copier: m.o.Copier, Logger: m.o.Logger,
+			Cache: m.o.Cache, Pages: m.o.HostPages, Host: m.host, Device: m.o.Device, Compute: m.o.Compute, Checks: m.o.Checks, Copier: m.o.Copier, MustPin: m.o.MustPin, Logger: m.o.Logger,
 		})
 		if err != nil {
 			return err

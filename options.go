@@ -18,9 +18,13 @@ type Options struct {
 	// around an engine's memory. Required. The manager hands out its pages;
 	// nobody else may. It must stay open as long as the manager.
 	Cache *kv.Cache
-	// Device is the device that Cache lives on. Nil: the host device, opened by the
-	// manager.
+	// Device is the device that Cache lives on, such as a *device.Accelerator. Nil: the
+	// host device, opened by the manager.
 	Device device.Device
+	// Host is where the memory of the host pool comes from. Nil: Device, if that is a
+	// host device, else one opened by the manager. One a process is best: it knows what
+	// memory is promised already.
+	Host *device.Host
 	// HostPages is the size of the host pool. 0: a page that leaves the device is
 	// gone. The pool grows in the background: see Manager.Ready.
 	HostPages int
@@ -36,8 +40,12 @@ type Options struct {
 	// When nil, the engine waits for Admission.Wait before it touches the pages,
 	// and for its own work before Commit, Reset and Remove.
 	Compute device.Stream
-	// Copier moves the pages. Nil: the portable one.
+	// Copier moves the pages. Nil: the portable one, which is slow on an accelerator:
+	// see copier.Select.
 	Copier copier.Copier
+	// MustPin ends the growth of the host pool where Device refuses to pin its memory.
+	// Otherwise the pool says so and goes on: see hostpool.Options.
+	MustPin bool
 	// Checks says when the bytes of pages in host memory are checked. The zero value is
 	// at every arrival and before every departure.
 	Checks hostpool.Checks

@@ -5,7 +5,8 @@
 // one stretch of bytes for a checksum, a disk or a socket, and one 2-D copy for
 // a device. Its address range is made at once and its memory in the background,
 // a stretch at a time: pages can be claimed as soon as they exist. The size
-// asked for is the size used.
+// asked for is the size used. Where the device wants host memory pinned, each stretch
+// is pinned before its pages can be claimed, and stays so until the pool is closed.
 //
 // # States of a page
 //
@@ -88,7 +89,13 @@ type Options struct {
 	// GrowBytes is how much memory is touched at a time in the background, at
 	// least a page. 0 means 64 MiB.
 	GrowBytes int64
-	// Logger gets what no error can carry: a growth that failed. Nil is silent.
+	// MustPin ends the growth, with the device's error, where Device refuses to pin
+	// memory: the pool then has the pages that it has until then. Otherwise it goes on
+	// with memory that is not pinned, whose copies block the caller and are slow, and
+	// says so: to Logger, and in Pool.Pinned.
+	MustPin bool
+	// Logger gets what no error can carry: a growth that failed, memory that could not be
+	// pinned. Nil is silent.
 	Logger *slog.Logger
 }
 
@@ -110,6 +117,7 @@ type Pool struct {
 
 	stop  context.CancelFunc // ends the growth
 	grown *device.Ticket     // done when the growth has ended
+	pins  pins               // of the growth
 
 	mu     sync.Mutex
 	arena  *page.Arena      // every page that exists; claimed and kept ones have one owner
@@ -150,7 +158,7 @@ func Open(o Options) (*Pool, error) {
 	if p.PageBytes() == 0 { // pages without bytes are there at once
 		p.grown.Complete(p.arena.Grow(o.Pages))
 	} else {
-		go p.grow(ctx, max(1, int(step/p.PageBytes())))
+		go p.grow(ctx, p.step(step))
 	}
 	return p, nil
 }
@@ -190,6 +198,8 @@ func (p *Pool) assemble(g *kv.Geometry, o Options) (err error) {
 	if p.device == nil {
 		p.device = o.Host
 	}
+	p.pins.by, _ = p.device.(pinner)
+	p.pins.must = o.MustPin
 	if p.copier == nil {
 		p.copier = copier.NewPortable()
 	}
@@ -231,12 +241,15 @@ func (p *Pool) grow(ctx context.Context, step int) {
 	p.grown.Complete(nil)
 }
 
-// extend touches the memory of n pages behind the first done ones, and makes them
-// free.
+// extend touches the memory of n pages behind the first done ones, pins it for a device
+// that asks for it, and makes them free.
 func (p *Pool) extend(done, n int) error {
 	bytes := p.PageBytes()
 	if err := p.memory.Populate(int64(done)*bytes, int64(n)*bytes); err != nil {
 		return err
+	}
+	if err := p.pin(int64(done+n) * bytes); err != nil {
+		return fmt.Errorf("host pool: %w", err)
 	}
 	return p.arena.Grow(n)
 }
@@ -555,7 +568,7 @@ func (p *Pool) Wait(ctx context.Context) error {
 	return nil
 }
 
-// Close ends the growth and frees the memory. Every copy must be done: a pool
+// Close ends the growth, and unpins and frees the memory. Every copy must be done: a pool
 // with one in flight is fault.Busy, and stays open; afterwards it is fault.Closed.
 func (p *Pool) Close() error {
 	p.mu.Lock()

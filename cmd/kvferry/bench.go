@@ -43,12 +43,17 @@ rows in any place beside Go's copy, and runs of pages with small rows beside bar
 Two ceilings are measured in turns with it: C, Go's copy of 64 MiB pieces in the same kind of memory, and R, the
 better of two bare loops over the same rows (Go's copy, the device's) with no books, and with the same checks. Everything runs on --threads.
 
-With --model, --arrangement or --row-bytes only those demotions and promotions are measured.`,
+With --model, --arrangement or --row-bytes only those demotions and promotions are measured.
+
+With --device the device pool is the memory of an accelerator and the host pool is pinned: rows and boxes of all
+sizes go down, up and both ways at once, beside one ceiling, the link: linear copies of 64 MiB pieces of pinned memory.`,
 		Example: `  kvferry bench copy
   kvferry bench copy --model llama-3-8b --arrangement kv-first
-  kvferry bench copy --row-bytes 8192 --layers 24 --size 512 --json`,
+  kvferry bench copy --row-bytes 8192 --layers 24 --size 512 --json
+  kvferry bench copy --device cuda:0 --json`,
 	}, bench.Copy, func(f *pflag.FlagSet, o *bench.Options) {
 		f.Var(&number{value: &o.MiB, least: 1}, "size", "`MiB` of each pool; much more than the last-level cache, or hot copies are measured (default 256)")
+		deviceFlags(f, &o.Device, &o.Copier, &o.Libraries)
 		f.StringVar(&o.Model, "model", "", "pages of 16 tokens of this `model`: llama-3-8b, qwen2.5-0.5b or deepseek-v3 (default all)")
 		f.StringVar(&o.Arrangement, "arrangement", "", "`choice` of how the device cache lies: layer-major, page-major or kv-first (default all)")
 		f.Int64Var(&o.RowBytes, "row-bytes", 0, "`bytes` of a page in one layer, with --layers, instead of a model")

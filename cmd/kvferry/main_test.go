@@ -123,7 +123,7 @@ func TestBind_EveryOptionHasOneNameEverywhere(t *testing.T) {
 		}
 	}
 	known := strings.Join(optionsOf(newRoot()), " ")
-	const want = "allocations arrangement bookkeeping checks clock compare config device-pages dtype head-dim host-pages json kv-heads latent-dim layers layout model " +
+	const want = "allocations arrangement bookkeeping checks clock compare config copier cuda-library cudart-library device device-pages dtype head-dim hip-library host-pages json kv-heads latent-dim layers layout model " +
 		"page-size requests row-bytes runs seed size sweep threads tiers trace verify"
 	if known != want {
 		t.Errorf("options are\n%s, want\n%s", known, want)

@@ -35,13 +35,17 @@ chat load is made from --seed: shared system prompts, growing conversations, a l
 knows what comes. --sweep does not replay: it works out both for pools from the smallest that can serve the trace to
 one that holds all of it, at once and without the memory, so that the pools can be sized.
 
-The geometry is that of --model, or of the flags --layers to --layout.`,
+The geometry is that of --model, or of the flags --layers to --layout.
+
+With --device the device pool is the memory of an accelerator: pages are written and looked at through pinned host
+memory, and moved by the copier that passes its self-test there.`,
 		Example: `  kvferry replay
   kvferry replay --trace chat.jsonl --host-pages 48000
   kvferry replay --trace chat.jsonl --bookkeeping --json
   kvferry replay --trace chat.jsonl --model llama-3-8b --sweep
   kvferry replay --trace chat.jsonl --bookkeeping --compare
-  kvferry replay --model llama-3-8b --page-size 16 --device-pages 2048 --requests 100`,
+  kvferry replay --model llama-3-8b --page-size 16 --device-pages 2048 --requests 100
+  kvferry replay --device cuda:0 --model llama-3-8b --page-size 16 --requests 100`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return runReplay(cmd, o, asJSON)
@@ -67,6 +71,7 @@ The geometry is that of --model, or of the flags --layers to --layout.`,
 	f.Var(&number{value: &o.LatentDim, least: 1}, "latent-dim", "`elements` of a token's latent, for MLA instead of heads")
 	f.StringVar(&o.DType, "dtype", "", "`type` of an element: fp8, int8, int4, fp4, bf16, fp16 or fp32 (default bf16)")
 	f.StringVar(&o.Layout, "layout", "", "`order` of the axes in a page: NHD, HND or MLA (default NHD)")
+	deviceFlags(f, &o.Device, &o.Copier, &o.Libraries)
 	f.Uint64Var(&o.Seed, "seed", o.Seed, "`seed` of the built-in load and of --verify sample")
 	f.BoolVar(&asJSON, "json", false, "write the answer as JSON")
 	return cmd

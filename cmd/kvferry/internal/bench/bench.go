@@ -29,6 +29,7 @@ import (
 	"runtime"
 	"time"
 
+	"github.com/kvferry/kvferry/cmd/kvferry/internal/accel"
 	"github.com/kvferry/kvferry/device"
 	"github.com/kvferry/kvferry/fault"
 	"github.com/kvferry/kvferry/kv"
@@ -58,6 +59,9 @@ type Options struct {
 	Clock   string // "" = CPU with one thread, Wall with more
 
 	// Of copies.
+	Device      string // a name that accel.Parse knows; "" = the host
+	Libraries   accel.Libraries
+	Copier      string // "" = the one that a self-test chooses
 	MiB         int    // size of each pool
 	Model       string // "" = all that replay knows
 	Arrangement string // of the device cache; "" = all
@@ -106,7 +110,16 @@ func (o Options) check() (Options, error) {
 	if o.Model != "" && o.RowBytes != 0 {
 		return o, fault.New(fault.Invalid, "--model", "%s contradicts --row-bytes %d", o.Model, o.RowBytes).Hint("drop one of the two")
 	}
-	switch {
+	vendor, _, err := accel.Parse(o.Device)
+	if err != nil {
+		return o, err
+	}
+	switch far := vendor != accel.Host; {
+	case far && o.Clock == CPU:
+		return o, fault.New(fault.Invalid, "--clock", "%s counts the time of the processor, and %s copies without it", CPU, o.Device).
+			Hint("use --clock %s", Wall)
+	case far:
+		o.Clock = Wall
 	case o.Clock == "" && o.Threads == 1:
 		o.Clock = CPU
 	case o.Clock == "":

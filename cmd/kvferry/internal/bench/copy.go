@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 
+	"github.com/kvferry/kvferry/cmd/kvferry/internal/accel"
 	"github.com/kvferry/kvferry/cmd/kvferry/internal/ceiling"
 	"github.com/kvferry/kvferry/cmd/kvferry/internal/replay"
 	"github.com/kvferry/kvferry/device"
@@ -31,6 +32,9 @@ func Copy(ctx context.Context, o Options) (*Report, error) {
 		return nil, err
 	}
 	r := newReport("copy", o)
+	if vendor, _, _ := accel.Parse(o.Device); vendor != accel.Host { // check has parsed it
+		return r, o.copyDevice(ctx, r, shapes)
+	}
 	r.legend = "C: Go's copy of 64 MiB pieces in the same kind of memory.  R: the better of two bare loops\nover the same rows, page by page, with the same checks and no books: by Go's copy, and by the device's."
 	return r, o.measured(r, func() error {
 		b, err := openBench(o)
@@ -40,6 +44,41 @@ func Copy(ctx context.Context, o Options) (*Report, error) {
 		err = b.copies(ctx, r, shapes)
 		return errors.Join(err, b.close())
 	})
+}
+
+// copyDevice measures copies between an accelerator and pinned host memory, beside the
+// rate of the link between them.
+func (o Options) copyDevice(ctx context.Context, r *Report, shapes []shape) error {
+	r.legend = "link: linear copies of 64 MiB pieces of pinned memory,\nthe same way in the same run."
+	return o.measured(r, func() error {
+		x, err := accel.Open(ctx, o.Device, accel.Options{Libraries: o.Libraries, Copier: o.Copier, Workers: o.Threads})
+		if err != nil {
+			return err
+		}
+		b, err := openLink(o, x)
+		if err == nil {
+			err = errors.Join(b.all(ctx, r, shapes), b.close())
+		}
+		return errors.Join(err, x.Close())
+	})
+}
+
+// arrangements calls f for each shape with the arrangements in which it is measured.
+// Unless asked for, others than layer-major are measured once: what they change does not
+// depend on the model, and MLA has no K and V.
+func (o Options) arrangements(shapes []shape, f func(shape, string) error) error {
+	for _, s := range shapes {
+		for _, arrangement := range []string{LayerMajor, PageMajor, KVFirst} {
+			if o.Arrangement != "" && o.Arrangement != arrangement ||
+				o.Arrangement == "" && arrangement != LayerMajor && s.name != replay.Models()[0] {
+				continue
+			}
+			if err := f(s, arrangement); err != nil {
+				return fmt.Errorf("%s, %s: %w", s.name, arrangement, err)
+			}
+		}
+	}
+	return nil
 }
 
 // shape is a model's page: rows of row bytes, one in each layer.
@@ -148,22 +187,15 @@ func (b *copyBench) copies(ctx context.Context, r *Report, shapes []shape) error
 		Setting{"jobs", fmt.Sprintf("%d pages, %d in flight, one stream", jobPages, inFlight)},
 		Setting{"C", fmt.Sprintf("pieces of %d MiB", len(b.pieces[0].Dst)>>20)},
 	)
-	for _, s := range shapes {
-		for _, arrangement := range []string{LayerMajor, PageMajor, KVFirst} {
-			if b.o.Arrangement != "" && b.o.Arrangement != arrangement {
-				continue
-			}
-			// Unless asked for, the other arrangements are measured once: what they
-			// change does not depend on the model, and MLA has no K and V.
-			if b.o.Arrangement == "" && arrangement != LayerMajor && s.name != replay.Models()[0] {
-				continue
-			}
-			section, err := b.shuttles(ctx, s, arrangement)
-			if err != nil {
-				return fmt.Errorf("%s, %s: %w", s.name, arrangement, err)
-			}
+	err := b.o.arrangements(shapes, func(s shape, arrangement string) error {
+		section, err := b.shuttles(ctx, s, arrangement)
+		if err == nil {
 			r.Sections = append(r.Sections, section)
 		}
+		return err
+	})
+	if err != nil {
+		return err
 	}
 	if b.o.Model != "" || b.o.RowBytes > 0 || b.o.Arrangement != "" {
 		return nil // the rest is about no model
@@ -185,7 +217,7 @@ func (b *copyBench) shuttles(ctx context.Context, s shape, arrangement string) (
 	if err != nil {
 		return out, err
 	}
-	x, err := openShuttle(ctx, b.host, g)
+	x, err := openShuttle(ctx, onHost(b.host), g)
 	if err != nil {
 		return out, err
 	}

@@ -7,7 +7,9 @@ import (
 	"math/rand/v2"
 	"slices"
 
+	"github.com/kvferry/kvferry/cmd/kvferry/internal/accel"
 	"github.com/kvferry/kvferry/cmd/kvferry/internal/ceiling"
+	"github.com/kvferry/kvferry/copier"
 	"github.com/kvferry/kvferry/device"
 	"github.com/kvferry/kvferry/fault"
 	"github.com/kvferry/kvferry/hostpool"
@@ -39,22 +41,27 @@ type shuttle struct {
 	held     []page.ID   // host pages that keep the churned pool churned
 }
 
+// onHost is what is opened when the device is the host.
+func onHost(h *device.Host) *accel.Opened {
+	return &accel.Opened{Device: h, Host: h, Copier: copier.NewPortable()}
+}
+
 // openShuttle makes the pools, of pages pages each, and waits until they are
 // touched.
-func openShuttle(ctx context.Context, host *device.Host, g *kv.Geometry) (s *shuttle, err error) {
+func openShuttle(ctx context.Context, x *accel.Opened, g *kv.Geometry) (s *shuttle, err error) {
 	s = &shuttle{}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.close())
 		}
 	}()
-	if s.cache, err = kv.NewCache(g, host); err != nil {
+	if s.cache, err = kv.NewCache(g, x.Device); err != nil {
 		return s, err
 	}
-	if s.pool, err = hostpool.Open(hostpool.Options{Cache: s.cache, Pages: g.Pages(), Host: host}); err != nil {
+	if s.pool, err = hostpool.Open(hostpool.Options{Cache: s.cache, Pages: g.Pages(), Host: x.Host, Device: x.Device, Copier: x.Copier}); err != nil {
 		return s, err
 	}
-	if s.stream, err = host.NewStream("bench"); err != nil {
+	if s.stream, err = x.Device.NewStream("bench"); err != nil {
 		return s, err
 	}
 	for i := range g.Regions() {

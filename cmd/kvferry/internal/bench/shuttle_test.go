@@ -28,7 +28,7 @@ func open(t *testing.T, arrangement string) *shuttle {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := openShuttle(context.Background(), host, g)
+	s, err := openShuttle(context.Background(), onHost(host), g)
 	if err != nil {
 		t.Fatal(err)
 	}

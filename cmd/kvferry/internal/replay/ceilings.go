@@ -55,17 +55,17 @@ func (x *replay) measure(ctx context.Context) error {
 
 // streamRate gives ops to an idle stream a few times and returns the best rate in GB/s.
 func (x *replay) streamRate(ctx context.Context, ops []device.Op) (best float64, err error) {
-	s, err := x.pools.host.NewStream("ceiling")
+	s, err := x.pools.opened.Host.NewStream("ceiling")
 	if err != nil {
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
 	for range passes {
-		bytes, busy := x.pools.host.Copied(s)
+		bytes, busy := x.pools.opened.Host.Copied(s)
 		if err := errors.Join(s.Copy(ops), s.Sync(ctx)); err != nil {
 			return 0, err
 		}
-		bytesNow, busyNow := x.pools.host.Copied(s)
+		bytesNow, busyNow := x.pools.opened.Host.Copied(s)
 		best = max(best, float64(bytesNow-bytes)/(busyNow-busy).Seconds()/1e9)
 	}
 	return best, nil

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/kvferry/kvferry/cmd/kvferry/internal/accel"
 	"github.com/kvferry/kvferry/fault"
 	"github.com/kvferry/kvferry/hostpool"
 	"github.com/kvferry/kvferry/kv"
@@ -59,6 +60,11 @@ type Options struct {
 	DType     string // a name that kv.ParseDType knows
 	Layout    string // a name that kv.ParseLayout knows
 
+	// Device is what holds the device pages: a name that accel.Parse knows, "" = the host.
+	Device    string
+	Libraries accel.Libraries
+	Copier    string // "" = the one that a self-test chooses
+
 	Tiers       string
 	Checks      string // a name that hostpool.ParseChecks knows
 	Verify      string // "" = VerifyFull, or VerifyOff with Bookkeeping
@@ -99,6 +105,9 @@ func (o Options) Resolve() (Options, error) {
 		return o, fault.New(fault.Invalid, "--host-pages", "%d pages is not in 0…%d", o.HostPages, maxPages).
 			Hint("0 replays without a host pool; the default is --host-pages %d", DefaultHostPages)
 	}
+	if _, _, err := accel.Parse(o.Device); err != nil {
+		return o, err
+	}
 	if err := oneOf("--tiers", o.Tiers, Exclusive, Inclusive, WriteThrough); err != nil {
 		return o, err
 	}
@@ -131,6 +140,10 @@ func (o Options) withoutBytes() (Options, error) {
 		return o, fault.New(fault.Invalid, "--bookkeeping", "pages have no bytes, so --verify %s has nothing to look at", o.Verify).
 			Hint("drop one of the two")
 	}
+	if vendor, _, _ := accel.Parse(o.Device); vendor != accel.Host {
+		return o, fault.New(fault.Invalid, "--bookkeeping", "pages have no bytes, so --device %s has no effect", o.Device).
+			Hint("drop one of the two")
+	}
 	for _, f := range o.geometryFlags() {
 		if f.given {
 			return o, fault.New(fault.Invalid, "--bookkeeping", "pages have no bytes, so %s has no effect", f.flag).
@@ -153,6 +166,7 @@ func (o Options) checkSweep() error {
 		{"--bookkeeping", o.Bookkeeping},
 		{"--tiers " + o.Tiers, o.Tiers != Exclusive},
 		{"--verify", o.Verify != ""},
+		{"--device " + o.Device, o.Device != "" && o.Device != accel.Host},
 	} {
 		if f.given {
 			return fault.New(fault.Invalid, "--sweep", "nothing is replayed, so %s has no effect", f.flag).Hint("drop one of the two")

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvferry/kvferry"
+	"github.com/kvferry/kvferry/cmd/kvferry/internal/accel"
 	"github.com/kvferry/kvferry/device"
 	"github.com/kvferry/kvferry/fault"
 	"github.com/kvferry/kvferry/hostpool"
@@ -25,7 +26,9 @@ const bookBytes = 512
 
 // size returns o with the pages that the pools have, and refuses sizes that can't work
 // before anything is made.
-func (o Options) size(t *Trace, r *Result) (Options, error) {
+//
+// a is the device of the device pages, nil when they are in host memory as well.
+func (o Options) size(t *Trace, r *Result, a *device.Accelerator) (Options, error) {
 	one, err := o.geometry(1)
 	if err != nil {
 		return o, err
@@ -41,7 +44,14 @@ func (o Options) size(t *Trace, r *Result) (Options, error) {
 	if err != nil {
 		return o, err
 	}
-	if o, err = o.fit(r, auto, largest, max(0, room-spare)/11*10/(r.PageBytes+bookBytes)); err != nil {
+	if a != nil {
+		if o, err = o.fitDevice(r, auto[0], largest, a); err != nil {
+			return o, err
+		}
+		auto[0] = false
+		room -= int64(o.DevicePages+1) * bookBytes
+	}
+	if o, err = o.fit(r, auto, largest, max(0, room-spare)/11*10/(r.PageBytes+bookBytes), a != nil); err != nil {
 		return o, err
 	}
 	r.DevicePages, r.HostPages = int64(o.DevicePages), int64(o.HostPages)
@@ -60,10 +70,41 @@ func (o Options) withDefaultPages(largest int) Options {
 	return o
 }
 
+// fitDevice makes the device pool smaller, if it may be chosen, until it fits into the
+// memory of a, and says so. It may have much of it, but not all: whatever else uses the
+// device needs some.
+func (o Options) fitDevice(r *Result, auto bool, largest int, a *device.Accelerator) (Options, error) {
+	if r.PageBytes == 0 {
+		return o, nil
+	}
+	bytes := a.Attributes().Bytes
+	room := bytes / 10 * 9 / r.PageBytes
+	if int64(o.DevicePages)+1 <= room {
+		return o, nil
+	}
+	if auto {
+		o.DevicePages = max(largest, int(room/2)-1)
+	}
+	if int64(o.DevicePages)+1 > room {
+		return o, fault.New(fault.Memory, "--device-pages", "%d pages (with the sink) of %s each: %s has %s, room for %d pages",
+			o.DevicePages+1, size(r.PageBytes), a.Name(), size(bytes), room).
+			Hint("use a smaller pool (--device-pages) or a smaller geometry")
+	}
+	r.Warnings = append(r.Warnings, fmt.Sprintf("the device pool is smaller than by default, to fit into the memory of %s: %d pages", a.Name(), o.DevicePages))
+	return o, nil
+}
+
 // fit makes the pools that may be chosen smaller until all fit into room pages,
-// and says so. The sink takes one.
-func (o Options) fit(r *Result, auto [2]bool, largest int, room int64) (Options, error) {
-	need := func() int64 { return int64(o.DevicePages) + 1 + int64(o.HostPages) }
+// and says so. The sink takes one. Pages on another device than the host (apart) take
+// none of the room.
+func (o Options) fit(r *Result, auto [2]bool, largest int, room int64, apart bool) (Options, error) {
+	device := func() int64 {
+		if apart {
+			return 0
+		}
+		return int64(o.DevicePages) + 1
+	}
+	need := func() int64 { return device() + int64(o.HostPages) }
 	if need() <= room {
 		return o, nil
 	}
@@ -75,7 +116,7 @@ func (o Options) fit(r *Result, auto [2]bool, largest int, room int64) (Options,
 	case auto[0]:
 		o.DevicePages = int(max(int64(largest), min(int64(o.DevicePages), half-int64(o.HostPages)-1)))
 	case auto[1]:
-		o.HostPages = int(max(0, min(int64(o.HostPages), half-int64(o.DevicePages)-1)))
+		o.HostPages = int(max(0, min(int64(o.HostPages), half-device())))
 	}
 	if need() > room {
 		return o, fault.New(fault.Memory, "pools", "%d device pages (with the sink) and %d host pages, each of %s and %d bytes of books: there is memory for %d pages",
@@ -104,14 +145,22 @@ func (o Options) geometry(pages int) (*kv.Geometry, error) {
 
 // pools are the memories of a replay and the manager over them.
 type pools struct {
-	host    *device.Host
+	opened  *accel.Opened
 	cache   *kv.Cache
+	window  *window // nil when the host can address the device's pages
 	manager *kvferry.Manager
 }
 
-// openPools makes the pools and waits until they have their full size.
-func openPools(ctx context.Context, o Options) (p *pools, err error) {
-	p = &pools{}
+// open opens the device of a replay. One worker a stream: a share of a one-thread
+// ceiling means something only then.
+func (o Options) open(ctx context.Context) (*accel.Opened, error) {
+	return accel.Open(ctx, o.Device, accel.Options{Libraries: o.Libraries, Copier: o.Copier, Workers: 1})
+}
+
+// openPools makes the pools and waits until they have their full size. It takes over
+// what was opened, whatever it returns.
+func openPools(ctx context.Context, o Options, opened *accel.Opened) (p *pools, err error) {
+	p = &pools{opened: opened}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, p.close())
@@ -121,11 +170,7 @@ func openPools(ctx context.Context, o Options) (p *pools, err error) {
 	if err != nil {
 		return p, err
 	}
-	// One worker a stream: a share of a one-thread ceiling means something only then.
-	if p.host, err = device.OpenHost(device.HostOptions{Workers: 1}); err != nil {
-		return p, err
-	}
-	if p.cache, err = kv.NewCache(g, p.host); err != nil {
+	if p.cache, err = kv.NewCache(g, opened.Device); err != nil {
 		return p, err
 	}
 	checks, err := hostpool.ParseChecks(o.Checks)
@@ -133,7 +178,8 @@ func openPools(ctx context.Context, o Options) (p *pools, err error) {
 		return p, err
 	}
 	p.manager, err = kvferry.Open(kvferry.Options{
-		Cache: p.cache, Device: p.host, HostPages: o.HostPages, Inclusive: o.Tiers == Inclusive, WriteThrough: o.Tiers == WriteThrough, Checks: checks,
+		Cache: p.cache, Device: opened.Device, Host: opened.Host, Copier: opened.Copier, HostPages: o.HostPages,
+		Inclusive: o.Tiers == Inclusive, WriteThrough: o.Tiers == WriteThrough, Checks: checks,
 	})
 	if err != nil {
 		return p, err
@@ -151,17 +197,33 @@ func openPools(ctx context.Context, o Options) (p *pools, err error) {
 			}
 		}
 	}
+	if opened.Accelerator != nil && g.PageBytes() > 0 {
+		if p.window, err = openWindow(p); err != nil {
+			return p, err
+		}
+	}
 	return p, p.manager.Ready().Wait(ctx)
 }
 
 // copied says how many bytes the manager's stream has copied, and how long it was
-// busy with them.
-func (p *pools) copied() (bytes int64, busy time.Duration) {
-	s := p.manager.Copies()
-	if s == nil {
-		return 0, 0
+// busy with them; known of the host's streams only.
+func (p *pools) copied() (bytes int64, busy time.Duration, known bool) {
+	if p.opened.Accelerator != nil {
+		return 0, 0, false
 	}
-	return p.host.Copied(s)
+	if s := p.manager.Copies(); s != nil {
+		bytes, busy = p.opened.Host.Copied(s)
+	}
+	return bytes, busy, true
+}
+
+// pinned says how many bytes of the host pool its device copies fast, and how many
+// it does not: both 0 on the host.
+func (p *pools) pinned() (pinned, pageable int64) {
+	if pool := p.manager.Pool(); pool != nil {
+		return pool.Pinned()
+	}
+	return 0, 0
 }
 
 func (p *pools) close() error {
@@ -169,13 +231,13 @@ func (p *pools) close() error {
 	if p.manager != nil {
 		errs = append(errs, p.manager.Close(context.Background()))
 	}
+	if p.window != nil {
+		errs = append(errs, p.window.close())
+	}
 	if p.cache != nil {
 		errs = append(errs, p.cache.Close())
 	}
-	if p.host != nil {
-		errs = append(errs, p.host.Close())
-	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, p.opened.Close())...)
 }
 
 // peakRSS is the most memory that the process has held, pools included; nil when

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"io"
 
+	"github.com/kvferry/kvferry/cmd/kvferry/internal/accel"
 	"github.com/kvferry/kvferry/fault"
 )
 
@@ -35,6 +36,13 @@ type Result struct {
 	Verify      string  `json:"verify"`
 	Checks      string  `json:"checks"` // of the store: always, arrival or off
 	Bookkeeping bool    `json:"bookkeeping"`
+
+	// What the device pages are on, and what copied them.
+	Device        string  `json:"device"`         // "host", "cuda:0"
+	DeviceModel   *string `json:"device_model"`   // as its vendor calls it; nil for the host
+	Copier        string  `json:"copier"`         //
+	PinnedBytes   *int64  `json:"pinned_bytes"`   // of the host pool; nil for the host
+	PageableBytes *int64  `json:"pageable_bytes"` // of the host pool, copied slowly
 
 	// Every page looked up is a hit in one place or a miss for one reason.
 	PagesLookedUp  int64    `json:"pages_looked_up"`
@@ -141,6 +149,14 @@ func NewResult(o Options, t *Trace) *Result {
 	r.TraceSHA256, r.Model, r.DType, r.Layout = named(t.SHA256), named(o.Model), named(o.DType), named(o.Layout)
 	r.KVHeads, r.HeadDim, r.LatentDim = known(o.KVHeads), known(o.HeadDim), known(o.LatentDim)
 	return r
+}
+
+// named says what was opened.
+func (r *Result) named(x *accel.Opened) {
+	r.Device, r.Copier = x.Device.Name(), x.Copier.Name()
+	if x.Accelerator != nil {
+		r.DeviceModel = new(x.Accelerator.Attributes().Model)
+	}
 }
 
 // Hits returns the pages that were hit, wherever they were.

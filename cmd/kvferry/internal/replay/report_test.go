@@ -44,6 +44,7 @@ func fullResult() *Result {
 		PageSize: 512, Layers: 4, KVHeads: new(int64(2)), HeadDim: new(int64(8)), DType: new("bf16"), Layout: new("NHD"),
 		PageBytes: 128 << 10, DevicePages: 2048, HostPages: 8192,
 		Tiers: Exclusive, Policy: "lru", Verify: VerifyFull, Checks: "always",
+		Device: "cuda:0", DeviceModel: new("Model X"), Copier: "cuda", PinnedBytes: new(int64(1 << 30)), PageableBytes: new(int64(0)),
 		PagesLookedUp: 288_500, PagesWhole: 276_491, PagesHitDevice: 16_011, PagesHitHost: 47_052, HitRatio: new(0.21859),
 		MissNeverStored: 170_899, MissEvicted: 42_529, MissPartial: 12_009,
 		HostPagesSuggested: new(int64(48_000)),

@@ -124,18 +124,33 @@ func start(ctx context.Context, o Options, t *Trace) (x *replay, err error) {
 		t: t, r: NewResult(o, t), root: prefix.Fingerprint([]byte("kvferry replay")),
 		matches: make([]time.Duration, 0, len(t.Requests)),
 	}
-	if o, err = o.size(t, x.r); err != nil {
+	opened, err := o.open(ctx)
+	if err != nil {
 		return nil, err
+	}
+	x.r.named(opened)
+	if o, err = o.size(t, x.r, opened.Accelerator); err != nil {
+		return nil, errors.Join(err, opened.Close())
 	}
 	x.o = o
 	warm := time.Now()
-	if x.pools, err = openPools(ctx, o); err != nil {
+	if x.pools, err = openPools(ctx, o, opened); err != nil {
 		return nil, err
 	}
 	x.r.WarmupSeconds = new(time.Since(warm).Seconds())
 	if !o.Bookkeeping {
-		if x.content, err = newContent(x.pools.cache, o.Seed); err != nil {
+		seen := x.pools.cache
+		if x.pools.window != nil {
+			seen = x.pools.window.cache
+		}
+		if x.content, err = newContent(seen, o.Seed); err != nil {
 			return nil, errors.Join(err, x.pools.close())
+		}
+	}
+	if pinned, pageable := x.pools.pinned(); pinned+pageable > 0 {
+		x.r.PinnedBytes, x.r.PageableBytes = &pinned, &pageable
+		if pageable > 0 {
+			x.r.Warnings = append(x.r.Warnings, fmt.Sprintf("%s of the host pool could not be pinned: copies of it are slow (kvferry doctor says why)", size(pageable)))
 		}
 	}
 	return x, nil
@@ -185,7 +200,9 @@ func (x *replay) request(ctx context.Context, i int) error {
 	}
 	if x.content != nil {
 		x.pages = seq.Pages(x.pages[:0])
-		x.prefill(req, match.Pages)
+		if err := x.prefill(req, match.Pages); err != nil {
+			return err
+		}
 	} else {
 		needed, _ := Pages(req.Input, x.o.PageSize)
 		x.r.PagesWritten += int64(needed - match.Pages)
@@ -228,18 +245,29 @@ func (x *replay) count(req *Request, match kvferry.Matched) (onHost bool) {
 
 // prefill computes what was not matched: it writes the content of every page from
 // the first missing one, a partial last page included.
-func (x *replay) prefill(req *Request, matched int) {
+func (x *replay) prefill(req *Request, matched int) error {
 	began := time.Now()
-	size := x.o.PageSize
+	defer func() { x.took.write += time.Since(began) }()
+	size, w := x.o.PageSize, x.pools.window
 	for i := matched; i*size < req.Input; i++ {
 		key := &x.root // a partial page has no key, and nobody asks for it again
 		if i < len(x.keys) {
 			key = &x.keys[i]
 		}
-		x.bytes.written += x.content.write(key, x.pages[i], 0, min(size, req.Input-i*size))
+		at := x.pages[i]
+		if w != nil {
+			var err error
+			if at, err = w.place(at); err != nil {
+				return err
+			}
+		}
+		x.bytes.written += x.content.write(key, at, 0, min(size, req.Input-i*size))
 		x.r.PagesWritten++
 	}
-	x.took.write += time.Since(began)
+	if w != nil {
+		return w.flush()
+	}
+	return nil
 }
 
 // verify looks at the bytes of every page that was hit.
@@ -247,7 +275,14 @@ func (x *replay) verify(seq *kvferry.Sequence, match kvferry.Matched, i int) err
 	began := time.Now()
 	defer func() { x.took.verify += time.Since(began) }()
 	for k := range match.Pages {
-		n, wrong := x.content.verify(&x.keys[k], x.pages[k], x.o.Verify == VerifySample)
+		at := x.pages[k]
+		if w := x.pools.window; w != nil {
+			var err error
+			if at, err = w.fetch(x.pages[:match.Pages], k); err != nil {
+				return err
+			}
+		}
+		n, wrong := x.content.verify(&x.keys[k], at, x.o.Verify == VerifySample)
 		x.bytes.verified += n
 		if wrong == nil {
 			continue
@@ -309,8 +344,10 @@ func (x *replay) finish() {
 	r.BytesOffloaded, r.BytesReloaded = new(r.PagesOffloaded*r.PageBytes), new(st.Promoted*r.PageBytes)
 	r.CheckBytes, r.CheckSeconds = new(st.SummedBytes), new(float64(st.SumNanos)/1e9)
 	r.WriteSeconds = new(x.took.write.Seconds())
-	moved, busy := x.pools.copied()
-	r.CopySeconds = new(busy.Seconds())
+	moved, busy, known := x.pools.copied()
+	if known {
+		r.CopySeconds = new(busy.Seconds())
+	}
 	r.BooksSeconds = new(max(0, (x.took.all - x.took.write - x.took.verify - busy).Seconds()))
 	if busy > 0 {
 		r.CopyGBps = new(float64(moved) / busy.Seconds() / 1e9)

@@ -286,17 +286,21 @@ func TestFit_ShrinksOnlyWhatWasNotAsked(t *testing.T) {
 		wantDevice   int
 		wantHost     int
 		refused      bool
+		apart        bool
 	}{
-		{"all fit", 10, 20, [2]bool{true, true}, 31, 10, 20, false},
-		{"both give way, to half of the memory", 10, 20, [2]bool{true, true}, 30, 5, 9, false},
-		{"the device only down to the largest request", 10, 20, [2]bool{true, true}, 6, 5, 0, false},
-		{"less than the largest request", 10, 20, [2]bool{true, true}, 5, 0, 0, true},
-		{"a device that was asked for stays", 10, 20, [2]bool{false, true}, 30, 10, 4, false},
-		{"both asked for", 10, 20, [2]bool{false, false}, 30, 0, 0, true},
+		{"all fit", 10, 20, [2]bool{true, true}, 31, 10, 20, false, false},
+		{"both give way, to half of the memory", 10, 20, [2]bool{true, true}, 30, 5, 9, false, false},
+		{"the device only down to the largest request", 10, 20, [2]bool{true, true}, 6, 5, 0, false, false},
+		{"less than the largest request", 10, 20, [2]bool{true, true}, 5, 0, 0, true, false},
+		{"a device that was asked for stays", 10, 20, [2]bool{false, true}, 30, 10, 4, false, false},
+		{"both asked for", 10, 20, [2]bool{false, false}, 30, 0, 0, true, false},
+		{"pages on an accelerator take none of it", 10, 20, [2]bool{false, true}, 20, 10, 20, false, true},
+		{"only the host pool gives way to half of it", 10, 20, [2]bool{false, true}, 19, 10, 9, false, true},
+		{"a host pool that was asked for", 10, 20, [2]bool{false, false}, 19, 0, 0, true, true},
 	} {
 		o := Options{DevicePages: x.device, HostPages: x.host}
 		r := &Result{PageBytes: 1}
-		o, err := o.fit(r, x.auto, 5, x.room)
+		o, err := o.fit(r, x.auto, 5, x.room, x.apart)
 		if x.refused != errors.Is(err, fault.Memory) {
 			t.Errorf("%s: error %v", x.name, err)
 		}

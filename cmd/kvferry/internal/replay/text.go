@@ -44,6 +44,7 @@ func (t *text) line(label string, parts ...string) {
 func (t *text) heading() {
 	t.title("replay")
 	t.page()
+	t.device()
 	t.pools()
 	t.b.WriteByte('\n')
 }
@@ -64,6 +65,19 @@ func (t *text) page() {
 	} else {
 		t.line("page", fmt.Sprintf("%s tokens, %s: %s; 1 token = %s", count(r.PageSize), size(r.PageBytes), t.geometry(), size(r.PageBytes/max(r.PageSize, 1))))
 	}
+}
+
+// device says on what the pages are, when that is not the host.
+func (t *text) device() {
+	r := t.r
+	if r.DeviceModel == nil {
+		return
+	}
+	pinned := ""
+	if r.PinnedBytes != nil && r.PageableBytes != nil {
+		pinned = fmt.Sprintf("host pool pinned: %s of %s", size(*r.PinnedBytes), size(*r.PinnedBytes+*r.PageableBytes))
+	}
+	t.line("device", fmt.Sprintf("%s, %s", r.Device, *r.DeviceModel), "copier "+r.Copier, pinned)
 }
 
 func (t *text) pools() {

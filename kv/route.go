@@ -33,6 +33,7 @@ func (b Box) Bytes() int64 { return b.Width * int64(b.Rows) * int64(b.Slices) }
 // immutable and may be used from any goroutine.
 type Route struct {
 	dst, src  *Cache
+	same      bool // dst and src are the same pages
 	pageBytes int64
 	pages     []lane // for whole pages
 	tokens    []lane // for ranges of tokens
@@ -41,8 +42,8 @@ type Route struct {
 
 // NewRoute works out how pages of src are copied onto pages of dst. Planes are
 // paired by the global id of their layer and by kind; those of one kind in a
-// layer in their order. dst and src may be one cache.
-// Kind: fault.Invalid when the caches are not [Exchangeable].
+// layer in their order. dst and src may be one cache, or two over the same memory.
+// Kind: fault.Invalid when the caches are not [Exchangeable], or share bytes otherwise.
 func NewRoute(dst, src *Cache) (*Route, error) {
 	if err := Exchangeable(dst.g, src.g); err != nil {
 		return nil, err
@@ -69,6 +70,10 @@ func NewHeadRoute(dst, src *Cache) (*Route, error) {
 // newRoute is the route of the heads that both caches hold.
 func newRoute(dst, src *Cache) (*Route, error) {
 	r := &Route{dst: dst, src: src}
+	var err error
+	if r.same, err = onto(dst, src); err != nil {
+		return nil, err
+	}
 	size := int64(dst.g.spec.PageSize)
 	var whole, tokens []lane // by layer, then kind
 	to, from := dst.g.spec.sorted(), src.g.spec.sorted()
@@ -106,6 +111,10 @@ func (r *Route) Dst() *Cache { return r.dst }
 // Src returns the cache that is read.
 func (r *Route) Src() *Cache { return r.src }
 
+// Same reports whether pages of equal id are the same bytes on both sides: one cache, or
+// two over the same memory.
+func (r *Route) Same() bool { return r.same }
+
 // PageBytes returns the bytes that are copied of one page.
 func (r *Route) PageBytes() int64 { return r.pageBytes }
 
@@ -124,7 +133,7 @@ func (r *Route) AppendBoxes(boxes []Box, run page.Run) ([]Box, error) {
 	if err := checkRun("source", run.Src, run.N, r.src.g.spec.Pages); err != nil {
 		return boxes, err
 	}
-	if d := int64(run.Dst) - int64(run.Src); r.dst == r.src && -int64(run.N) < d && d < int64(run.N) {
+	if d := int64(run.Dst) - int64(run.Src); r.same && -int64(run.N) < d && d < int64(run.N) {
 		return boxes, fault.New(fault.Invalid, "run", "of %d pages, %d onto %d, overlaps itself", run.N, run.Src, run.Dst).
 			Hint("use Cache.CopyPages")
 	}
@@ -157,7 +166,7 @@ func (r *Route) AppendTokenBoxes(boxes []Box, dst, src page.ID, t0, t1 int) ([]B
 		return boxes, err
 	}
 	switch {
-	case r.dst == r.src && dst == src:
+	case r.same && dst == src:
 		return boxes, fault.New(fault.Invalid, "page", "%d is copied onto itself", dst)
 	case t0 == t1:
 		return boxes, nil

@@ -69,7 +69,7 @@ func (w *scratch) order(r *kv.Route, pairs []page.Pair) (err error) {
 	if w.runs, err = page.AppendRuns(w.runs[:0], pairs); err != nil {
 		return err
 	}
-	if r.Dst() == r.Src() {
+	if r.Same() {
 		return page.CheckDisjoint(pairs)
 	}
 	return nil

@@ -1,0 +1,270 @@
+package copier
+
+import (
+	"cmp"
+	"sync"
+
+	"github.com/kvferry/kvferry/device"
+	"github.com/kvferry/kvferry/kv"
+	"github.com/kvferry/kvferry/page"
+)
+
+// DefaultBatchOps is the most copies of one batch. ROCm's batches fault beyond it, and
+// CUDA's gain nothing.
+const DefaultBatchOps = 8192
+
+// rectsOps is the most boxes that one call of the accelerator is given.
+const rectsOps = 2048
+
+// AcceleratedOptions are the choices of an accelerated copier. The zero value is a good
+// one for an engine that is known to work: [Select] finds out.
+type AcceleratedOptions struct {
+	// NoBatches keeps the engine's batches out of use.
+	NoBatches bool
+	// BatchOps is the most copies of one batch: 0 means DefaultBatchOps. An engine that
+	// allows less gets less.
+	BatchOps int
+	// Crossovers say what is copied how. Nil means DefaultCrossovers.
+	Crossovers *Crossovers
+}
+
+// Accelerated copies by one engine of an accelerator: a box of rows is one rectangle,
+// or its rows are entries of a batch, or copies of their own, as the crossovers say.
+// Both caches must be memory that the accelerator reaches: its own, a peer's, or host
+// memory that it has pinned.
+type Accelerated struct {
+	on      *device.Accelerator
+	engine  device.Engine
+	limits  device.EngineLimits
+	most    int // copies of one batch; 0: there are no batches
+	ways    Crossovers
+	scratch sync.Pool // of *enqueuer
+}
+
+var _ Copier = (*Accelerated)(nil)
+
+// NewAccelerated returns the copier of an engine of a. It is not tested: see [Select].
+func NewAccelerated(a *device.Accelerator, engine device.Engine, o AcceleratedOptions) *Accelerated {
+	c := &Accelerated{on: a, engine: engine, limits: engine.Limits(), ways: DefaultCrossovers()}
+	if o.Crossovers != nil {
+		c.ways = *o.Crossovers
+	}
+	if !o.NoBatches {
+		c.most = min(c.limits.Batch, cmp.Or(max(o.BatchOps, 0), DefaultBatchOps))
+	}
+	c.scratch.New = func() any { return &enqueuer{of: c} }
+	return c
+}
+
+// Name returns the name of the engine: "cuda", "libcudart", "libamdhip64".
+func (c *Accelerated) Name() string { return c.engine.Name() }
+
+// Copy implements [Copier]. Sources are read when the stream has come to the copy.
+func (c *Accelerated) Copy(s device.Stream, r *kv.Route, pairs []page.Pair) (Moved, error) {
+	return c.copy(s, r, pairs, device.StreamOrder)
+}
+
+// CopySealed is Copy of pages that nobody writes until a later ticket or event of s is
+// done, and that nothing enqueued on s before writes: sealed pages of a host pool. The
+// accelerator may read them before the stream has come to the copy. That is for host
+// memory only: pages of a device are copied as by Copy.
+func (c *Accelerated) CopySealed(s device.Stream, r *kv.Route, pairs []page.Pair) (Moved, error) {
+	return c.copy(s, r, pairs, device.AnyOrder)
+}
+
+func (c *Accelerated) copy(s device.Stream, r *kv.Route, pairs []page.Pair, o device.SourceOrder) (Moved, error) {
+	if len(pairs) == 0 {
+		return Moved{}, nil
+	}
+	q := c.scratch.Get().(*enqueuer) //nolint:errcheck // made by NewAccelerated and put back here
+	defer q.done()
+	if err := q.plan.order(r, pairs); err != nil {
+		return Moved{}, err
+	}
+	if err := q.plan.inside(r); err != nil {
+		return Moved{}, err
+	}
+	m := Moved{Pages: len(pairs), Runs: len(q.plan.runs), Bytes: int64(len(pairs)) * r.PageBytes()}
+	if m.Bytes == 0 {
+		return m, nil
+	}
+	q.begin(s, linkOf(r.Dst().Device(), r.Src().Device()), o)
+	var err error
+	for i := 0; i < len(q.plan.runs) && err == nil; i++ {
+		err = q.run(r, q.plan.runs[i])
+	}
+	if err == nil {
+		err = q.flush()
+	}
+	m.Rows = q.rows
+	return m, err
+}
+
+// inside refuses runs that are not in the caches, so that the boxes of all others can be
+// made while those before them are enqueued. Runs ascend in the destination and are
+// apart, and those of one cache onto itself were found to be disjoint.
+func (w *scratch) inside(r *kv.Route) error {
+	dst, src := r.Dst().Pages(), r.Src().Pages()
+	for _, run := range w.runs {
+		if run.Dst < 0 || run.Src < 0 || int(run.Dst) > dst-run.N || int(run.Src) > src-run.N {
+			_, err := r.AppendBoxes(nil, run) // says what is wrong
+			return err
+		}
+	}
+	return nil
+}
+
+// CopyRows implements [Copier].
+func (c *Accelerated) CopyRows(s device.Stream, dst, src Rows) (Moved, error) {
+	if err := dst.Check(src); err != nil {
+		return Moved{}, err
+	}
+	if dst.N == 0 || dst.Width == 0 {
+		return Moved{}, nil
+	}
+	q := c.scratch.Get().(*enqueuer) //nolint:errcheck // made by NewAccelerated and put back here
+	defer q.done()
+	b := device.Box{Dst: dst.Mem, Src: src.Mem, DstOff: dst.Off, SrcOff: src.Off, Width: dst.Width, Rows: dst.N, Slices: 1}
+	switch {
+	case dst.N == 1:
+	case dst.Pitch == dst.Width && src.Pitch == src.Width: // one after the other on both sides
+		b.Width, b.Rows = dst.Width*int64(dst.N), 1
+	default:
+		b.DstPitch, b.SrcPitch = dst.Pitch, src.Pitch
+	}
+	q.begin(s, linkOf(dst.Mem.Device(), src.Mem.Device()), device.StreamOrder)
+	err := q.box(&b)
+	if err == nil {
+		err = q.flush()
+	}
+	return Moved{Rows: q.rows, Bytes: dst.Width * int64(dst.N)}, err
+}
+
+// enqueuer is what one call builds and enqueues; kept so that copies do not allocate.
+type enqueuer struct {
+	of    *Accelerated
+	s     device.Stream
+	link  Link
+	order device.SourceOrder
+	rows  int
+
+	plan  scratch
+	rects []device.Box
+	ops   []device.Op
+}
+
+func (q *enqueuer) begin(s device.Stream, l Link, o device.SourceOrder) {
+	q.s, q.link, q.rows = s, l, 0
+	if q.order = o; l != ToDevice { // only host memory may be read in any order
+		q.order = device.StreamOrder
+	}
+}
+
+// done keeps the room for the next call.
+func (q *enqueuer) done() {
+	q.s = nil
+	q.rects, q.ops = q.rects[:0], q.ops[:0]
+	q.of.scratch.Put(q)
+}
+
+// run takes the boxes of a run of pages.
+func (q *enqueuer) run(r *kv.Route, run page.Run) (err error) {
+	if q.plan.boxes, err = r.AppendBoxes(q.plan.boxes[:0], run); err != nil {
+		return err
+	}
+	for i := range q.plan.boxes {
+		b := &q.plan.boxes[i]
+		dst, err := r.Dst().Region(b.DstRegion)
+		if err != nil {
+			return err
+		}
+		src, err := r.Src().Region(b.SrcRegion)
+		if err != nil {
+			return err
+		}
+		box := device.Box{
+			Dst: dst, Src: src, DstOff: b.DstOff, SrcOff: b.SrcOff, Width: b.Width, Rows: b.Rows, Slices: b.Slices,
+			DstPitch: b.DstPitch, SrcPitch: b.SrcPitch, DstSlice: b.DstSlice, SrcSlice: b.SrcSlice,
+		}
+		if err := q.box(&box); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// box takes a box, and enqueues what there is enough of.
+func (q *enqueuer) box(b *device.Box) error {
+	q.rows += b.Rows * b.Slices
+	n := rowsOfACall(b, &q.of.limits)
+	way := q.of.ways.Way(q.link, b.Width, n)
+	if way == InRectangles && n == 1 || way == InBatches && q.of.most == 0 {
+		way = OneByOne
+		if n > 1 {
+			way = InRectangles
+		}
+	}
+	if way == InRectangles {
+		q.rects = append(q.rects, *b)
+		return q.enoughRects()
+	}
+	for slice := range int64(b.Slices) {
+		for row := range int64(b.Rows) {
+			dst, src := b.DstOff+slice*b.DstSlice+row*b.DstPitch, b.SrcOff+slice*b.SrcSlice+row*b.SrcPitch
+			if way == InBatches {
+				q.ops = append(q.ops, device.Op{Dst: b.Dst, DstOff: dst, Src: b.Src, SrcOff: src, Bytes: b.Width})
+				if len(q.ops) < q.of.most {
+					continue
+				}
+				if err := q.batch(); err != nil {
+					return err
+				}
+				continue
+			}
+			q.rects = append(q.rects, device.Box{Dst: b.Dst, DstOff: dst, Src: b.Src, SrcOff: src, Width: b.Width, Rows: 1, Slices: 1})
+			if err := q.enoughRects(); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (q *enqueuer) enoughRects() error {
+	if len(q.rects) < rectsOps {
+		return nil
+	}
+	return q.boxes()
+}
+
+// boxes enqueues the boxes taken so far.
+func (q *enqueuer) boxes() error {
+	err := q.of.on.CopyBoxes(q.s, q.of.engine, q.rects)
+	q.rects = q.rects[:0]
+	return err
+}
+
+// batch enqueues the copies taken so far.
+func (q *enqueuer) batch() error {
+	err := q.of.on.CopyBatch(q.s, q.of.engine, q.ops, q.order, q.of.most)
+	q.ops = q.ops[:0]
+	return err
+}
+
+// flush enqueues the rest. A batch of one is a copy.
+func (q *enqueuer) flush() error {
+	if len(q.ops) == 1 {
+		op := &q.ops[0]
+		q.rects = append(q.rects, device.Box{Dst: op.Dst, DstOff: op.DstOff, Src: op.Src, SrcOff: op.SrcOff, Width: op.Bytes, Rows: 1, Slices: 1})
+		q.ops = q.ops[:0]
+	}
+	if len(q.rects) > 0 {
+		if err := q.boxes(); err != nil {
+			return err
+		}
+	}
+	if len(q.ops) == 0 {
+		return nil
+	}
+	return q.batch()
+}

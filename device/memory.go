@@ -6,6 +6,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"unsafe"
 
@@ -28,6 +29,11 @@ type Memory struct {
 	bytes  []byte       // nil when the host cannot address the memory
 	pieces []Piece      // in order of Off, without gaps; nil when not made of memfds
 	free   func() error // nil when the bytes belong to somebody else
+	on     *Accelerator // whose own memory it is; nil for other devices
+
+	// What accelerators can reach of host memory; replaced under pinning. See pin.go.
+	pinning sync.Mutex
+	pins    atomic.Pointer[pins]
 
 	// uses counts the enqueued calls and running methods that need the bytes;
 	// −1 once the memory is freed. One word, so that neither can slip past the
@@ -176,10 +182,14 @@ func (m *Memory) Free() error {
 		}
 		return fault.New(fault.Closed, "free "+size(m.size), "freed before")
 	}
+	err := m.unpin() // before the addresses can become somebody else's
 	if m.free == nil {
-		return nil
+		return err
 	}
-	return m.free()
+	if freed := m.free(); err == nil {
+		err = freed
+	}
+	return err
 }
 
 // use keeps the memory from being freed until unuse. It reports false when the

@@ -16,6 +16,7 @@ type Ticket struct {
 	err  error           // guarded by mu; set before over
 	done chan struct{}   // guarded by mu; made by the first Done
 	tell chan<- struct{} // set before the ticket is handed out
+	seen func()          // guarded by mu; called once when somebody gets to know the outcome; see learner
 }
 
 // NewTicket returns a ticket of work that is still in flight.
@@ -26,14 +27,18 @@ func Completed(err error) *Ticket { return &Ticket{over: true, err: err} }
 
 // Complete ends the ticket with err. Only the first call counts; it reports
 // whether this one was.
-func (t *Ticket) Complete(err error) bool {
+func (t *Ticket) Complete(err error) bool { return t.complete(err, nil) }
+
+// complete is Complete, with a function to be called when somebody gets to know.
+func (t *Ticket) complete(err error, seen func()) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.over {
 		return false
 	}
-	t.over, t.err = true, err
+	t.over, t.err, t.seen = true, err, seen
 	if t.done != nil {
+		t.look()
 		close(t.done)
 	}
 	if t.tell != nil {
@@ -45,6 +50,14 @@ func (t *Ticket) Complete(err error) bool {
 	return true
 }
 
+// look says that somebody gets to know the outcome. The caller holds mu.
+func (t *Ticket) look() {
+	if t.over && t.seen != nil {
+		t.seen()
+		t.seen = nil
+	}
+}
+
 // Notify has Complete send on c, unless c is full: whoever waits for many tickets needs
 // no channel for each, but one of capacity 1, and polls them when it has something. It
 // must be called before the ticket is handed to who completes it.
@@ -54,6 +67,7 @@ func (t *Ticket) Notify(c chan<- struct{}) { t.tell = c }
 func (t *Ticket) Done() <-chan struct{} {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.look()
 	if t.done == nil {
 		t.done = make(chan struct{})
 		if t.over {
@@ -67,6 +81,7 @@ func (t *Ticket) Done() <-chan struct{} {
 func (t *Ticket) Poll() (done bool, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.look()
 	return t.over, t.err
 }
 

@@ -1,0 +1,465 @@
+package device
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+
+	"github.com/kvferry/kvferry/fault"
+)
+
+// accStream is a stream of the driver, and the books over it.
+//
+// Calls enqueue under mu, so that the order in the driver's queue is the program's. A
+// point in the queue is the count of the work enqueued up to it. Points that somebody
+// will ask for are marked: a mark is an event of the driver, and what is to be done when
+// it has run. Marks wait in fifo, where the device's reaper finds them; it finishes them
+// in the order in which they were recorded on any stream of the device, so that what
+// comes after something is never over before it.
+type accStream struct {
+	a      *Accelerator
+	name   string
+	handle StreamHandle
+	owned  bool
+	gone   chan struct{} // closed when the stream is
+
+	mu       sync.Mutex
+	closed   bool      // guarded by mu
+	work     uint64    // guarded by mu
+	marked   uint64    // guarded by mu; the point of the latest mark
+	recorded uint64    // guarded by mu; how often an event was recorded here
+	uses     []*Memory // guarded by mu; of work that has no mark yet
+	buffers            // guarded by mu
+
+	qmu      sync.Mutex
+	progress sync.Cond // ran has grown
+	fifo     []*mark   // guarded by qmu; from first on
+	first    int       // guarded by qmu
+	err      error     // guarded by qmu; the first failure
+
+	ran atomic.Uint64 // the last point that is known to be over; written under qmu
+}
+
+// mark is a marked point. Its event is the driver's for as long as it lives; marks are
+// used again and again.
+type mark struct {
+	s        *accStream
+	point    uint64
+	seq      uint64 // among all marks of the device, in the order of recording
+	recorded uint64 // which recording on the stream it was; 0 when it has no event
+	event    EventHandle
+	drained  *atomic.Bool // instead of an event: set when the stream has drained
+	uses     []*Memory
+	tickets  []*Ticket
+	err      error // of the stream, when the mark was found to be over
+
+	waits   int  // guarded by s.qmu; streams that are being told to wait for event
+	retired bool // guarded by s.qmu; over
+}
+
+// keepUses is the most entries of a list that is kept for the next mark.
+const keepUses = 1 << 16
+
+func (s *accStream) Name() string { return s.name }
+
+// refused returns why nothing can be enqueued. The caller holds mu.
+func (s *accStream) refused() error {
+	if s.closed {
+		return s.errClosed()
+	}
+	return s.failure()
+}
+
+func (s *accStream) errClosed() error {
+	return fault.New(fault.Closed, "stream "+s.name, "closed before")
+}
+
+func (s *accStream) failure() error {
+	s.qmu.Lock()
+	defer s.qmu.Unlock()
+	return s.err
+}
+
+// fail makes err the stream's error, unless it has one.
+func (s *accStream) fail(err error) {
+	s.qmu.Lock()
+	defer s.qmu.Unlock()
+	if s.err == nil {
+		s.err = fault.Wrap(fault.Device, "stream "+s.name, err)
+	}
+}
+
+// refusal makes an error of the driver one of a call on s.
+func (s *accStream) refusal(what string, err error) error {
+	if s.a.blame(err) {
+		return s.failure()
+	}
+	return fault.Wrap(kindOf(err), "stream "+s.name+": "+what, err)
+}
+
+// settle returns a mark with an event that stands for all work so far, or nil when all of
+// it is over; either way with qmu locked, so that this stays so. On an error, which is
+// one of a call to do what, nothing is locked. The caller holds mu.
+func (s *accStream) settle(what string) (*mark, error) {
+	s.qmu.Lock()
+	if err := s.err; err != nil {
+		s.qmu.Unlock()
+		return nil, err
+	}
+	if m := s.tail(); m != nil && m.point == s.work && m.recorded > 0 {
+		return m, nil
+	}
+	if s.ran.Load() >= s.work {
+		return nil, nil
+	}
+	s.qmu.Unlock()
+	m, err := s.a.newMark()
+	if err != nil {
+		return nil, s.refusal(what, err)
+	}
+	if err := s.a.driver.Record(m.event, s.handle); err != nil {
+		s.a.keepMark(m)
+		return nil, s.refusal(what, err)
+	}
+	s.recorded++
+	m.recorded = s.recorded
+	s.push(m)
+	return m, nil
+}
+
+// push enqueues m, with the uses so far, as the mark of all work so far. It returns
+// with qmu locked. The caller holds mu.
+func (s *accStream) push(m *mark) {
+	m.s, m.point, m.seq = s, s.work, s.a.seq.Add(1)
+	m.uses, s.uses = s.uses, m.uses[:0]
+	s.marked = s.work
+	s.qmu.Lock()
+	if s.first == len(s.fifo) {
+		s.fifo, s.first = s.fifo[:0], 0
+	} else if s.first > 64 && s.first > len(s.fifo)/2 {
+		n := copy(s.fifo, s.fifo[s.first:])
+		clear(s.fifo[n:])
+		s.fifo, s.first = s.fifo[:n], 0
+	}
+	s.fifo = append(s.fifo, m)
+	s.a.reap.added(s)
+}
+
+// tail returns the latest mark, if it is not over. The caller holds qmu.
+func (s *accStream) tail() *mark {
+	if s.first == len(s.fifo) {
+		return nil
+	}
+	return s.fifo[len(s.fifo)-1]
+}
+
+// head returns the first mark that is not over.
+func (s *accStream) head() *mark {
+	s.qmu.Lock()
+	defer s.qmu.Unlock()
+	if s.first == len(s.fifo) {
+		return nil
+	}
+	return s.fifo[s.first]
+}
+
+// pop takes the head, which is over.
+func (s *accStream) pop() {
+	s.qmu.Lock()
+	defer s.qmu.Unlock()
+	m := s.fifo[s.first]
+	s.fifo[s.first] = nil
+	s.first++
+	m.err = s.err
+}
+
+// mustSettle marks all work so far, by an event if there can be one, else by a goroutine
+// that waits until the stream has drained. The caller holds mu.
+func (s *accStream) mustSettle() {
+	if s.work == s.marked {
+		return
+	}
+	if _, err := s.settle("record of an event"); err != nil {
+		s.push(&mark{drained: s.drain()})
+	}
+	s.qmu.Unlock()
+}
+
+// drain has a goroutine wait until what is queued has run. A lost device runs nothing.
+func (s *accStream) drain() *atomic.Bool {
+	over := new(atomic.Bool)
+	if s.a.Lost() != nil {
+		return over
+	}
+	s.a.calm.Go(func() {
+		if err := s.a.driver.SyncStream(s.handle); err != nil && !s.a.blame(err) {
+			s.fail(err)
+		}
+		over.Store(true)
+		s.a.reap.kick()
+	})
+	return over
+}
+
+// finish ends m, whose uses were given back, and makes its point known.
+func (s *accStream) finish(m *mark) {
+	for i, t := range m.tickets {
+		s.complete(t, m.err, m.recorded)
+		m.tickets[i] = nil
+	}
+	m.tickets = m.tickets[:0]
+	s.qmu.Lock()
+	s.ran.Store(m.point)
+	m.retired = true
+	kept := m.recorded > 0 && m.waits == 0
+	s.progress.Broadcast()
+	s.qmu.Unlock()
+	if kept {
+		s.a.keepMark(m)
+	}
+}
+
+func (s *accStream) complete(t *Ticket, err error, recorded uint64) {
+	if s.a.learns == nil {
+		t.Complete(err)
+		return
+	}
+	t.complete(err, func() { s.a.learns.Learned(s.handle, recorded) })
+}
+
+// hold keeps the event of m, the mark of point, until unhold; false when the point is
+// over.
+func (s *accStream) hold(m *mark, point uint64) bool {
+	s.qmu.Lock()
+	defer s.qmu.Unlock()
+	if s.ran.Load() >= point {
+		return false
+	}
+	m.waits++
+	return true
+}
+
+func (s *accStream) unhold(m *mark) {
+	s.qmu.Lock()
+	m.waits--
+	kept := m.retired && m.waits == 0
+	s.qmu.Unlock()
+	if kept {
+		s.a.keepMark(m)
+	}
+}
+
+// newMark returns a mark with an event.
+func (a *Accelerator) newMark() (*mark, error) {
+	a.mu.Lock()
+	if n := len(a.freeMarks); n > 0 {
+		m := a.freeMarks[n-1]
+		a.freeMarks = a.freeMarks[:n-1]
+		a.mu.Unlock()
+		return m, nil
+	}
+	a.mu.Unlock()
+	e, err := a.driver.NewEvent()
+	if err != nil {
+		return nil, err
+	}
+	return &mark{event: e}, nil
+}
+
+// keepMark takes m back, which nobody uses any more.
+func (a *Accelerator) keepMark(m *mark) {
+	*m = mark{event: m.event, uses: m.uses, tickets: m.tickets}
+	if cap(m.uses) > keepUses {
+		m.uses = nil
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.freeMarks = append(a.freeMarks, m)
+}
+
+func (s *accStream) Record(e Event) error {
+	ae, ok := e.(*accEvent)
+	if !ok || ae == nil || !ae.a.akin(s.a) {
+		return fault.New(fault.Invalid, "stream "+s.name, "record of a %T, which is no event of a device of this kind", e)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.refused(); err != nil {
+		return err
+	}
+	m, err := s.settle("record of an event")
+	if err != nil {
+		return err
+	}
+	s.qmu.Unlock()
+	ae.mu.Lock()
+	ae.at = accPoint{on: s, point: s.work, mark: m, recorded: s.recorded}
+	ae.mu.Unlock()
+	return nil
+}
+
+func (s *accStream) Wait(e Event) error {
+	ae, ok := e.(*accEvent)
+	if !ok || ae == nil || !ae.a.akin(s.a) {
+		return fault.New(fault.Invalid, "stream "+s.name, "wait for a %T, which is no event of a device of this kind", e)
+	}
+	at := ae.latest()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.refused(); err != nil {
+		return err
+	}
+	if at.on == nil || at.on == s { // its own point is over when the stream gets there
+		return nil
+	}
+	if !at.on.hold(at.mark, at.point) {
+		if s.a.learns != nil {
+			s.a.learns.WaitedFor(s.handle, at.on.handle, at.recorded)
+		}
+		return nil
+	}
+	defer at.on.unhold(at.mark)
+	if err := s.a.driver.Wait(s.handle, at.mark.event); err != nil {
+		return s.refusal("wait for an event", err)
+	}
+	s.work++
+	return nil
+}
+
+func (s *accStream) Signal(t *Ticket) error {
+	if t == nil {
+		return fault.New(fault.Invalid, "stream "+s.name, "signal of no ticket")
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.refused(); err != nil {
+		return err
+	}
+	m, err := s.settle("signal of a ticket")
+	if err != nil {
+		return err
+	}
+	if m != nil {
+		m.tickets = append(m.tickets, t)
+	}
+	s.qmu.Unlock()
+	if m == nil {
+		s.complete(t, nil, s.recorded)
+	}
+	return nil
+}
+
+func (s *accStream) Sync(ctx context.Context) error {
+	s.mu.Lock()
+	s.mustSettle()
+	point, closed, recorded := s.marked, s.closed, s.recorded
+	s.mu.Unlock()
+	if err := s.await(ctx, point); err != nil {
+		return err
+	}
+	if s.a.learns != nil {
+		s.a.learns.Learned(s.handle, recorded)
+	}
+	if closed {
+		return s.errClosed()
+	}
+	return s.failure()
+}
+
+// await waits until point has run, or ctx ends. Work that is over wins.
+func (s *accStream) await(ctx context.Context, point uint64) error {
+	if s.ran.Load() >= point {
+		return nil
+	}
+	if ctx.Done() != nil {
+		defer context.AfterFunc(ctx, func() {
+			s.qmu.Lock()
+			s.progress.Broadcast()
+			s.qmu.Unlock()
+		})()
+	}
+	s.qmu.Lock()
+	defer s.qmu.Unlock()
+	for s.ran.Load() < point {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		s.progress.Wait()
+	}
+	return nil
+}
+
+func (s *accStream) Close() error {
+	s.mu.Lock()
+	again := s.closed
+	s.closed = true
+	s.mustSettle()
+	point, recorded := s.marked, s.recorded
+	s.mu.Unlock()
+	if again {
+		<-s.gone
+		return s.failure()
+	}
+	_ = s.await(context.Background(), point) // never ends early
+	if s.a.learns != nil {
+		s.a.learns.Learned(s.handle, recorded)
+	}
+	if s.owned && s.a.Lost() == nil {
+		if err := s.a.driver.CloseStream(s.handle); err != nil && !s.a.blame(err) {
+			s.fail(err)
+		}
+	}
+	s.a.dropStream(s)
+	close(s.gone)
+	return s.failure()
+}
+
+// accEvent is a point in the queue of a stream.
+type accEvent struct {
+	a  *Accelerator
+	mu sync.Mutex
+	at accPoint // guarded by mu
+}
+
+type accPoint struct {
+	on       *accStream // nil until recorded
+	point    uint64
+	mark     *mark // of point, for as long as that is not over
+	recorded uint64
+}
+
+func (e *accEvent) latest() accPoint {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.at
+}
+
+func (e *accEvent) Done() bool {
+	at := e.latest()
+	if at.on == nil {
+		return true
+	}
+	over := at.on.ran.Load() >= at.point
+	if over {
+		at.learn()
+	}
+	return over
+}
+
+func (e *accEvent) Sync(ctx context.Context) error {
+	at := e.latest()
+	if at.on == nil {
+		return nil
+	}
+	err := at.on.await(ctx, at.point)
+	if err == nil {
+		at.learn()
+	}
+	return err
+}
+
+func (at *accPoint) learn() {
+	if learns := at.on.a.learns; learns != nil {
+		learns.Learned(at.on.handle, at.recorded)
+	}
+}

@@ -1,6 +1,7 @@
 package copier_test
 
 import (
+	"errors"
 	"testing"
 
 	"github.com/kvferry/kvferry/copier"
@@ -34,7 +35,11 @@ func closing(t testing.TB, c func() error) {
 func TestPortable(t *testing.T) {
 	copiertest.Run(t, func(t *testing.T) copiertest.Harness {
 		h := openHost(t)
-		return copiertest.Harness{Copier: copier.NewPortable(), Device: h, Hold: h.Hold, Fail: h.Fail}
+		return copiertest.Harness{Copier: copier.NewPortable(), Device: h, Hold: h.Hold, Fail: func(s device.Stream) error {
+			down := errors.New("the link went down")
+			h.Fail(s, down)
+			return down
+		}}
 	})
 }
 

@@ -1,10 +1,6 @@
 package abi
 
-import (
-	"cmp"
-
-	"github.com/kvferry/kvferry/internal/dl"
-)
+import "cmp"
 
 // Call is a function of a vendor's library, in the form that kvferry calls.
 type Call struct {
@@ -17,15 +13,3 @@ type Call struct {
 
 // Export returns the name under which the library exports this form.
 func (c Call) Export() string { return cmp.Or(c.Symbol, c.Name) }
-
-// Bind finds the functions of calls, in their order. missing is the first that there is
-// not and must be, nil when all are there.
-func Bind(calls []Call, find func(Call) dl.Func) (funcs []dl.Func, missing *Call) {
-	funcs = make([]dl.Func, len(calls))
-	for i, c := range calls {
-		if funcs[i] = find(c); funcs[i] == 0 && !c.Optional && missing == nil {
-			missing = &calls[i]
-		}
-	}
-	return funcs, missing
-}

@@ -75,105 +75,54 @@ var hipConstants = []Constant{
 	{"hipDeviceAttributeVirtualMemoryManagementSupported", HIPShares, HIPDeviceVMM},
 }
 
-// The calls of libamdhip64, as places in the table.
-const (
-	HipInit = iota
-	HipRuntimeGetVersion
-	HipGetErrorName
-	HipGetLastError
-	HipGetDeviceCount
-	HipDeviceGet
-	HipDeviceGetName
-	HipDeviceGetUuid
-	HipDeviceGetPCIBusId
-	HipDeviceGetAttribute
-	HipDeviceTotalMem
-	HipSetDevice
-	HipDeviceGetStreamPriorityRange
-	HipMalloc
-	HipFree
-	HipMemsetAsync
-	HipHostRegister
-	HipHostUnregister
-	HipStreamCreateWithPriority
-	HipStreamDestroy
-	HipStreamSynchronize
-	HipStreamWaitEvent
-	HipEventCreateWithFlags
-	HipEventRecord
-	HipEventQuery
-	HipEventSynchronize
-	HipEventDestroy
-	HipMemcpyAsync
-	HipMemcpy2DAsync
-	HipMemcpyBatchAsync
-	HipMemGetAddressRange
-	HipIpcGetMemHandle
-	HipIpcOpenMemHandle
-	HipIpcCloseMemHandle
-	HipIpcGetEventHandle
-	HipIpcOpenEventHandle
-	HipDeviceCanAccessPeer
-	HipDeviceEnablePeerAccess
-	HipMemGetAllocationGranularity
-	HipMemCreate
-	HipMemRelease
-	HipMemExportToShareableHandle
-	HipMemImportFromShareableHandle
-	HipMemAddressReserve
-	HipMemAddressFree
-	HipMemMap
-	HipMemUnmap
-	HipMemSetAccess
-)
-
 var hipCalls = [...]Call{
-	HipInit:                         {"hipInit", "", 0, "unsigned int", false},
-	HipRuntimeGetVersion:            {"hipRuntimeGetVersion", "", 0, "int*", false},
-	HipGetErrorName:                 {"hipGetErrorName", "", 0, "hipError_t", false},
-	HipGetLastError:                 {"hipGetLastError", "", 0, "void", false},
-	HipGetDeviceCount:               {"hipGetDeviceCount", "", 0, "int*", false},
-	HipDeviceGet:                    {"hipDeviceGet", "", 0, "hipDevice_t*, int", false},
-	HipDeviceGetName:                {"hipDeviceGetName", "", 0, "char*, int, hipDevice_t", false},
-	HipDeviceGetUuid:                {"hipDeviceGetUuid", "", 0, "hipUUID*, hipDevice_t", true},
-	HipDeviceGetPCIBusId:            {"hipDeviceGetPCIBusId", "", 0, "char*, int, int", false},
-	HipDeviceGetAttribute:           {"hipDeviceGetAttribute", "", 0, "int*, hipDeviceAttribute_t, int", false},
-	HipDeviceTotalMem:               {"hipDeviceTotalMem", "", 0, "size_t*, hipDevice_t", false},
-	HipSetDevice:                    {"hipSetDevice", "", 0, "int", false},
-	HipDeviceGetStreamPriorityRange: {"hipDeviceGetStreamPriorityRange", "", 0, "int*, int*", false},
-	HipMalloc:                       {"hipMalloc", "", 0, "void**, size_t", false},
-	HipFree:                         {"hipFree", "", 0, "void*", false},
-	HipMemsetAsync:                  {"hipMemsetAsync", "", 0, "void*, int, size_t, hipStream_t", false},
-	HipHostRegister:                 {"hipHostRegister", "", 0, "void*, size_t, unsigned int", false},
-	HipHostUnregister:               {"hipHostUnregister", "", 0, "void*", false},
-	HipStreamCreateWithPriority:     {"hipStreamCreateWithPriority", "", 0, "hipStream_t*, unsigned int, int", false},
-	HipStreamDestroy:                {"hipStreamDestroy", "", 0, "hipStream_t", false},
-	HipStreamSynchronize:            {"hipStreamSynchronize", "", 0, "hipStream_t", false},
-	HipStreamWaitEvent:              {"hipStreamWaitEvent", "", 0, "hipStream_t, hipEvent_t, unsigned int", false},
-	HipEventCreateWithFlags:         {"hipEventCreateWithFlags", "", 0, "hipEvent_t*, unsigned int", false},
-	HipEventRecord:                  {"hipEventRecord", "", 0, "hipEvent_t, hipStream_t", false},
-	HipEventQuery:                   {"hipEventQuery", "", 0, "hipEvent_t", false},
-	HipEventSynchronize:             {"hipEventSynchronize", "", 0, "hipEvent_t", false},
-	HipEventDestroy:                 {"hipEventDestroy", "", 0, "hipEvent_t", false},
-	HipMemcpyAsync:                  {"hipMemcpyAsync", "", 0, "void*, const void*, size_t, hipMemcpyKind, hipStream_t", false},
-	HipMemcpy2DAsync:                {"hipMemcpy2DAsync", "", 0, "void*, size_t, const void*, size_t, size_t, size_t, hipMemcpyKind, hipStream_t", false},
-	HipMemcpyBatchAsync:             {"hipMemcpyBatchAsync", "", HIPBatch, "void**, void**, size_t*, size_t, hipMemcpyAttributes*, size_t*, size_t, size_t*, hipStream_t", true},
-	HipMemGetAddressRange:           {"hipMemGetAddressRange", "", 0, "hipDeviceptr_t*, size_t*, hipDeviceptr_t", false},
-	HipIpcGetMemHandle:              {"hipIpcGetMemHandle", "", 0, "hipIpcMemHandle_t*, void*", true},
-	HipIpcOpenMemHandle:             {"hipIpcOpenMemHandle", "", 0, "void**, hipIpcMemHandle_t, unsigned int", true},
-	HipIpcCloseMemHandle:            {"hipIpcCloseMemHandle", "", 0, "void*", true},
-	HipIpcGetEventHandle:            {"hipIpcGetEventHandle", "", 0, "hipIpcEventHandle_t*, hipEvent_t", true},
-	HipIpcOpenEventHandle:           {"hipIpcOpenEventHandle", "", 0, "hipEvent_t*, hipIpcEventHandle_t", true},
-	HipDeviceCanAccessPeer:          {"hipDeviceCanAccessPeer", "", 0, "int*, int, int", true},
-	HipDeviceEnablePeerAccess:       {"hipDeviceEnablePeerAccess", "", 0, "int, unsigned int", true},
-	HipMemGetAllocationGranularity:  {"hipMemGetAllocationGranularity", "", 0, "size_t*, const hipMemAllocationProp*, hipMemAllocationGranularity_flags", true},
-	HipMemCreate:                    {"hipMemCreate", "", 0, "hipMemGenericAllocationHandle_t*, size_t, const hipMemAllocationProp*, unsigned long long", true},
-	HipMemRelease:                   {"hipMemRelease", "", 0, "hipMemGenericAllocationHandle_t", true},
-	HipMemExportToShareableHandle:   {"hipMemExportToShareableHandle", "", 0, "void*, hipMemGenericAllocationHandle_t, hipMemAllocationHandleType, unsigned long long", true},
-	HipMemImportFromShareableHandle: {"hipMemImportFromShareableHandle", "", 0, "hipMemGenericAllocationHandle_t*, void*, hipMemAllocationHandleType", true},
-	HipMemAddressReserve:            {"hipMemAddressReserve", "", 0, "void**, size_t, size_t, void*, unsigned long long", true},
-	HipMemAddressFree:               {"hipMemAddressFree", "", 0, "void*, size_t", true},
-	HipMemMap:                       {"hipMemMap", "", 0, "void*, size_t, size_t, hipMemGenericAllocationHandle_t, unsigned long long", true},
-	HipMemUnmap:                     {"hipMemUnmap", "", 0, "void*, size_t", true},
-	HipMemSetAccess:                 {"hipMemSetAccess", "", 0, "void*, size_t, const hipMemAccessDesc*, size_t", true},
+	Init:            {"hipInit", "", 0, "unsigned int", false},
+	Version:         {"hipRuntimeGetVersion", "", 0, "int*", false},
+	DeviceCount:     {"hipGetDeviceCount", "", 0, "int*", false},
+	DeviceGet:       {"hipDeviceGet", "", 0, "hipDevice_t*, int", false},
+	DeviceName:      {"hipDeviceGetName", "", 0, "char*, int, hipDevice_t", false},
+	DeviceUUID:      {"hipDeviceGetUuid", "", 0, "hipUUID*, hipDevice_t", true},
+	DevicePCI:       {"hipDeviceGetPCIBusId", "", 0, "char*, int, int", false},
+	DeviceAttribute: {"hipDeviceGetAttribute", "", 0, "int*, hipDeviceAttribute_t, int", false},
+	DeviceBytes:     {"hipDeviceTotalMem", "", 0, "size_t*, hipDevice_t", false},
+	Bind:            {"hipSetDevice", "", 0, "int", false},
+	PriorityRange:   {"hipDeviceGetStreamPriorityRange", "", 0, "int*, int*", false},
+	Alloc:           {"hipMalloc", "", 0, "void**, size_t", false},
+	Free:            {"hipFree", "", 0, "void*", false},
+	Fill:            {"hipMemsetAsync", "", 0, "void*, int, size_t, hipStream_t", false},
+	Register:        {"hipHostRegister", "", 0, "void*, size_t, unsigned int", false},
+	Unregister:      {"hipHostUnregister", "", 0, "void*", false},
+	StreamCreate:    {"hipStreamCreateWithPriority", "", 0, "hipStream_t*, unsigned int, int", false},
+	StreamDestroy:   {"hipStreamDestroy", "", 0, "hipStream_t", false},
+	StreamSync:      {"hipStreamSynchronize", "", 0, "hipStream_t", false},
+	StreamWait:      {"hipStreamWaitEvent", "", 0, "hipStream_t, hipEvent_t, unsigned int", false},
+	EventCreate:     {"hipEventCreateWithFlags", "", 0, "hipEvent_t*, unsigned int", false},
+	EventRecord:     {"hipEventRecord", "", 0, "hipEvent_t, hipStream_t", false},
+	EventQuery:      {"hipEventQuery", "", 0, "hipEvent_t", false},
+	EventSync:       {"hipEventSynchronize", "", 0, "hipEvent_t", false},
+	EventDestroy:    {"hipEventDestroy", "", 0, "hipEvent_t", false},
+	AddressRange:    {"hipMemGetAddressRange", "", 0, "hipDeviceptr_t*, size_t*, hipDeviceptr_t", false},
+	IpcExport:       {"hipIpcGetMemHandle", "", 0, "hipIpcMemHandle_t*, void*", true},
+	IpcOpen:         {"hipIpcOpenMemHandle", "", 0, "void**, hipIpcMemHandle_t, unsigned int", true},
+	IpcClose:        {"hipIpcCloseMemHandle", "", 0, "void*", true},
+	IpcExportEvent:  {"hipIpcGetEventHandle", "", 0, "hipIpcEventHandle_t*, hipEvent_t", true},
+	IpcOpenEvent:    {"hipIpcOpenEventHandle", "", 0, "hipEvent_t*, hipIpcEventHandle_t", true},
+	CanAccessPeer:   {"hipDeviceCanAccessPeer", "", 0, "int*, int, int", true},
+	EnablePeer:      {"hipDeviceEnablePeerAccess", "", 0, "int, unsigned int", true},
+	MemGranularity:  {"hipMemGetAllocationGranularity", "", 0, "size_t*, const hipMemAllocationProp*, hipMemAllocationGranularity_flags", true},
+	MemCreate:       {"hipMemCreate", "", 0, "hipMemGenericAllocationHandle_t*, size_t, const hipMemAllocationProp*, unsigned long long", true},
+	MemRelease:      {"hipMemRelease", "", 0, "hipMemGenericAllocationHandle_t", true},
+	MemExport:       {"hipMemExportToShareableHandle", "", 0, "void*, hipMemGenericAllocationHandle_t, hipMemAllocationHandleType, unsigned long long", true},
+	MemImport:       {"hipMemImportFromShareableHandle", "", 0, "hipMemGenericAllocationHandle_t*, void*, hipMemAllocationHandleType", true},
+	MemReserve:      {"hipMemAddressReserve", "", 0, "void**, size_t, size_t, void*, unsigned long long", true},
+	MemUnreserve:    {"hipMemAddressFree", "", 0, "void*, size_t", true},
+	MemMap:          {"hipMemMap", "", 0, "void*, size_t, size_t, hipMemGenericAllocationHandle_t, unsigned long long", true},
+	MemUnmap:        {"hipMemUnmap", "", 0, "void*, size_t", true},
+	MemSetAccess:    {"hipMemSetAccess", "", 0, "void*, size_t, const hipMemAccessDesc*, size_t", true},
+
+	HipGetErrorName:     {"hipGetErrorName", "", 0, "hipError_t", false},
+	HipGetLastError:     {"hipGetLastError", "", 0, "void", false},
+	HipMemcpyAsync:      {"hipMemcpyAsync", "", 0, "void*, const void*, size_t, hipMemcpyKind, hipStream_t", false},
+	HipMemcpy2DAsync:    {"hipMemcpy2DAsync", "", 0, "void*, size_t, const void*, size_t, size_t, size_t, hipMemcpyKind, hipStream_t", false},
+	HipMemcpyBatchAsync: {"hipMemcpyBatchAsync", "", HIPBatch, "void**, void**, size_t*, size_t, hipMemcpyAttributes*, size_t*, size_t, size_t*, hipStream_t", true},
 }

@@ -4,6 +4,9 @@ package dl
 
 import "github.com/kvferry/kvferry/fault"
 
+// Enabled says whether this build opens libraries at all.
+const Enabled = false
+
 // Library is an opened library; there is none in this build.
 type Library struct{ name string }
 

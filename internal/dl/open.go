@@ -14,6 +14,9 @@ import (
 	"github.com/kvferry/kvferry/fault"
 )
 
+// Enabled says whether this build opens libraries at all.
+const Enabled = true
+
 // Library is an opened library. It is never closed.
 type Library struct {
 	name   string

@@ -1,0 +1,128 @@
+package fakedriver
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"embed"
+	"encoding/hex"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+//go:embed csrc
+var sources embed.FS
+
+// flags are those of every library. Symbols are hidden unless they are exported by name,
+// so that a version lacks what it must lack.
+var flags = []string{"-shared", "-fPIC", "-O1", "-g", "-pthread", "-std=gnu11", "-fvisibility=hidden", "-Wall", "-Wextra"}
+
+// Files of the libraries, beside those that all of a driver share.
+var (
+	coreFiles = []string{"control.c", "copy.c", "event.c", "memory.c", "share.c", "stream.c", "vmm.c"}
+	cudaFiles = append([]string{"cuda.c", "cudacopy.c"}, coreFiles...)
+	hipFiles  = append([]string{"hip.c"}, coreFiles...)
+	cudart    = []string{"cudart.c"}
+)
+
+// missing ends a test that needs something this machine lacks: a skip, but in CI a
+// failure.
+func missing(tb testing.TB, what string) {
+	tb.Helper()
+	if os.Getenv("CI") != "" {
+		tb.Fatal(what)
+	}
+	tb.Skip(what)
+}
+
+// compiled returns the library of these files for a version, which is built once for
+// all processes that test the same sources with the same compiler.
+func compiled(tb testing.TB, files []string, version int) string {
+	tb.Helper()
+	compiler := os.Getenv("CC")
+	if compiler == "" {
+		compiler = "cc"
+	}
+	words := strings.Fields(compiler)
+	path, err := exec.LookPath(words[0])
+	if err != nil {
+		missing(tb, fmt.Sprintf("no C compiler (%s), which builds the fake drivers: Debian: apt-get install gcc libc6-dev", compiler))
+	}
+	args := append(words[1:], flags...)
+	args = append(args, fmt.Sprintf("-DFAKE_VERSION=%d", version))
+
+	name := digest(tb, path, args, files)
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		cache = os.TempDir()
+	}
+	dir := filepath.Join(cache, "kvferry-fakedriver")
+	library := filepath.Join(dir, name+".so")
+	if _, err := os.Stat(library); err == nil {
+		return library
+	}
+	check(tb, os.MkdirAll(dir, 0o700))
+	work, err := os.MkdirTemp(dir, "build-")
+	check(tb, err)
+	defer func() { _ = os.RemoveAll(work) }() // what stays is in the cache's way of nobody
+	c, err := fs.Sub(sources, "csrc")
+	check(tb, err)
+	check(tb, os.CopyFS(work, c))
+	out := filepath.Join(work, name+".so")
+	args = append(args, "-o", out)
+	args = append(args, files...)
+	args = append(args, "-ldl")
+	cmd := exec.CommandContext(context.Background(), path, args...)
+	cmd.Dir = work
+	var said bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &said, &said
+	if err := cmd.Run(); err != nil {
+		tb.Fatalf("%s: %v\n%s", cmd, err, said.String())
+	}
+	// Who looks for the library finds all of it, or none.
+	check(tb, os.Rename(out, library))
+	return library
+}
+
+// digest names what is built from files, and how.
+func digest(tb testing.TB, compiler string, args, files []string) string {
+	tb.Helper()
+	h := sha256.New()
+	fmt.Fprintln(h, compiler, args, files)
+	if info, err := os.Stat(compiler); err == nil {
+		fmt.Fprintln(h, info.Size(), info.ModTime().UnixNano())
+	}
+	check(tb, fs.WalkDir(sources, ".", func(name string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		text, err := sources.ReadFile(name)
+		fmt.Fprintln(h, name, len(text))
+		h.Write(text)
+		return err
+	}))
+	return hex.EncodeToString(h.Sum(nil)[:12])
+}
+
+// copyOf puts a copy of a library into the test's own folder: the loader knows
+// libraries by their files, so that each copy has variables of its own.
+func copyOf(tb testing.TB, library, name string) string {
+	tb.Helper()
+	text, err := os.ReadFile(library)
+	check(tb, err)
+	path := filepath.Join(tb.TempDir(), name)
+	check(tb, os.WriteFile(path, text, 0o700))
+	return path
+}
+
+func check(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
+}

@@ -53,6 +53,7 @@ the environment before the file, the file before the default. An empty variable 
 		Example: `  kvferry replay                            replay a built-in chat load, every byte checked
   kvferry replay --trace chat.jsonl --json  replay a trace, answer for machines
   kvferry bench copy                        measure copies beside what memory allows
+  kvferry doctor                            say what of this machine works
   kvferry help exit                         what the exit status says`,
 		Args: cobra.ArbitraryArgs, // so that an unknown verb reaches RunE
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -73,7 +74,7 @@ the environment before the file, the file before the default. An empty variable 
 		return fault.Wrap(fault.Invalid, "", err).Hint("%s --help lists the flags", cmd.CommandPath())
 	})
 	root.SetHelpCommand(newHelp())
-	root.AddCommand(newReplay(), newBench(), newVersion(), newExitTopic())
+	root.AddCommand(newReplay(), newBench(), newDoctor(), newVersion(), newExitTopic())
 	return root
 }
 

@@ -1,0 +1,352 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kvferry/kvferry/cmd/kvferry/internal/ceiling"
+	"github.com/kvferry/kvferry/copier"
+	"github.com/kvferry/kvferry/device"
+	"github.com/kvferry/kvferry/fault"
+)
+
+// poolBytes is the memory on each side of the copies that are measured.
+const poolBytes = 128 << 20
+
+// answerLimit is how long a vendor's library may take for all its devices. It can hang
+// for ever in a driver; then it is left alone.
+const answerLimit = 20 * time.Second
+
+const sendReport = "send this report with a bug report to kvferry"
+
+// maker opens the devices of one vendor.
+type maker struct {
+	name   string              // "cuda"
+	ready  bool                // its library can be started and change nothing
+	asked  bool                // the user has named its library
+	list   func() (int, error) // how many devices there are
+	open   func(i int) (*device.Accelerator, error)
+	remedy string // when there are devices and list fails
+}
+
+// devices adds a section for the host and for every accelerator.
+func (r *Report) devices(ctx context.Context, m *Machine, o Options) error {
+	h, err := device.OpenHost(device.HostOptions{Workers: 1}) // as the yardstick has
+	if err != nil {
+		r.Sections = append(r.Sections, Section{Title: "host", Findings: []Finding{red("device", sendReport, "%v", err)}})
+		return ctx.Err()
+	}
+	defer func() { _ = h.Close() }() // all of its memory and streams are closed before
+	r.Sections = append(r.Sections, host(ctx, h, o))
+	for _, v := range makers(m, o) {
+		if ctx.Err() != nil {
+			break
+		}
+		r.Sections = append(r.Sections, answer(ctx, v, func(ctx context.Context) []Section { return v.sections(ctx, m, h, o) })...)
+	}
+	return ctx.Err()
+}
+
+// answer returns what look finds, or that it did not come back.
+func answer(ctx context.Context, v maker, look func(context.Context) []Section) []Section {
+	ctx, cancel := context.WithTimeout(ctx, answerLimit)
+	defer cancel()
+	found := make(chan []Section, 1)
+	go func() { found <- look(ctx) }()
+	select {
+	case s := <-found:
+		return s
+	case <-ctx.Done():
+		// Give it what a call to a healthy driver needs to end.
+		select {
+		case s := <-found:
+			return s
+		case <-time.After(time.Second):
+		}
+		return []Section{{Title: v.name, Findings: []Finding{
+			red("library", "look for errors of the driver in the kernel's log (dmesg), and restart the machine", "no answer in %v: the driver hangs", answerLimit),
+		}}}
+	}
+}
+
+// host says how the host copies.
+func host(ctx context.Context, h *device.Host, o Options) Section {
+	s := Section{Title: "host"}
+	add := func(f Finding) { s.Findings = append(s.Findings, f) }
+	choice, err := copier.Select(ctx, h, copier.SelectOptions{})
+	if err != nil {
+		add(red("copier", sendReport, "%v", err))
+		return s
+	}
+	k := h.Kernels()
+	add(green("copier", "%s; large jobs by %v", choice.Copier.Name(), k.Streamed))
+	began := time.Now()
+	a, b, err := twoPools(func() (*device.Memory, error) {
+		m, err := h.Alloc(poolBytes)
+		if err != nil {
+			return nil, err
+		}
+		return m, m.Populate(0, poolBytes)
+	})
+	if err != nil {
+		add(red("pool", "end what needs memory, or raise the container's limit", "%v", err))
+		s.Findings[len(s.Findings)-1].kind = fault.KindOf(err)
+		return s
+	}
+	defer free(a, b)
+	took := time.Since(began)
+	add(green("pool", "%s filled in %v, OS pages of %s", size(2*poolBytes), took.Round(time.Millisecond), size(int64(a.OSPageBytes()))))
+	ways, end, err := between(h, a, b, [3]string{"one thread", "", "two threads"})
+	if err == nil {
+		ways = []way{ways[0], ways[2]}
+		c := ceiling.Rate(ctx, ceiling.Pieces(a.Bytes(), b.Bytes(), 2*poolBytes), 3)
+		for i := range ways {
+			ways[i].whole = c
+		}
+		s.Rates, err = measure(ctx, ways, share(o.Budget, 1))
+		err = errors.Join(err, end())
+		s.Whole = fmt.Sprintf("shares of Go's copy of 64 MiB pieces by one thread, %s GB/s", figure(c))
+	}
+	if err != nil && ctx.Err() == nil {
+		add(red("copies", sendReport, "%v", err))
+	}
+	return s
+}
+
+// share is how long one size may be measured one way on each of n devices.
+func share(budget time.Duration, n int) time.Duration {
+	measures := 3 * (len(copySizes()) + 1)
+	return min(roundLimit, budget/time.Duration(2*n*measures))
+}
+
+// twoPools makes two memories, or none.
+func twoPools(makeOne func() (*device.Memory, error)) (a, b *device.Memory, err error) {
+	if a, err = makeOne(); err != nil {
+		free(a)
+		return nil, nil, err
+	}
+	if b, err = makeOne(); err != nil {
+		free(a, b)
+		return nil, nil, err
+	}
+	return a, b, nil
+}
+
+// free gives memories back that nothing uses any more.
+func free(all ...*device.Memory) {
+	for _, m := range all {
+		if m != nil {
+			_ = m.Free() // what a device that fails still holds is gone with this process
+		}
+	}
+}
+
+// sections says what there is of a vendor: nothing at all where there is none.
+func (v maker) sections(ctx context.Context, m *Machine, h *device.Host, o Options) []Section {
+	if !v.ready && !v.asked {
+		return nil
+	}
+	n, err := v.list()
+	if err != nil {
+		f := red("library", v.remedy, "%v", err)
+		if hint := fault.RemedyOf(err); hint != "" {
+			f.Remedy = hint
+		}
+		f.kind = fault.KindOf(err)
+		return []Section{{Title: v.name, Findings: []Finding{f}}}
+	}
+	if n == 0 {
+		return []Section{{Title: v.name, Findings: []Finding{
+			red("devices", "show this process one: CUDA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES, or the container's settings", "a driver, and no device"),
+		}}}
+	}
+	var all []Section
+	for i := range n {
+		if ctx.Err() != nil {
+			break
+		}
+		all = append(all, v.section(ctx, m, h, o, i, n))
+	}
+	return all
+}
+
+// section looks at the i-th of n devices.
+func (v maker) section(ctx context.Context, m *Machine, h *device.Host, o Options, i, n int) (s Section) {
+	s.Title = fmt.Sprintf("%s:%d", v.name, i)
+	add := func(f Finding) { s.Findings = append(s.Findings, f) }
+	a, err := v.open(i)
+	if err != nil {
+		f := red("device", v.remedy, "%v", err)
+		if hint := fault.RemedyOf(err); hint != "" {
+			f.Remedy = hint
+		}
+		f.kind = fault.KindOf(err)
+		add(f)
+		return s
+	}
+	defer func() {
+		if err := a.Close(); err != nil && ctx.Err() == nil {
+			add(red("device", sendReport, "closing it: %v", err))
+		}
+	}()
+	at := a.Attributes()
+	add(model(at))
+	for _, f := range libraries(a, o) {
+		add(f)
+	}
+	for _, f := range chosen(ctx, a, h, o) {
+		add(f)
+	}
+	add(m.exports(at))
+
+	began := time.Now()
+	onHost, err := a.AllocHost(h, poolBytes, poolBytes)
+	if err != nil {
+		add(yellow("pinning", "see locking above; without it copies block, and are slow", "%s: %v", size(poolBytes), err))
+		return s
+	}
+	defer free(onHost)
+	took := time.Since(began)
+	add(green("pinning", "%s in %v, %v a GiB", size(poolBytes), took.Round(time.Millisecond), (took * (1 << 30) / poolBytes).Round(time.Millisecond)))
+	onDevice, err := a.Alloc(poolBytes)
+	if err != nil {
+		add(yellow("memory", "leave some of the device's memory free for this test: end an engine, or lower its share", "%s: %v", size(poolBytes), err))
+		return s
+	}
+	defer free(onDevice)
+	ways, end, err := between(a, onHost, onDevice, [3]string{"host to device", "device to host", "both"})
+	if err == nil {
+		s.Rates, err = measure(ctx, ways, share(o.Budget, 2*n))
+		err = errors.Join(err, end())
+		s.Whole = "shares of the same way in copies of 64 MiB"
+	}
+	if err != nil {
+		add(red("copies", sendReport, "%v", err))
+		return s
+	}
+	add(link(s.Rates, m.linkOf(at.PCI)))
+	return s
+}
+
+// model says which device it is.
+func model(at device.Attributes) Finding {
+	parts := []string{at.Model, size(at.Bytes), "driver " + at.Driver, at.PCI, at.UUID}
+	if at.NUMANode >= 0 {
+		parts = append(parts, fmt.Sprintf("at node %d", at.NUMANode))
+	}
+	parts = slices.DeleteFunc(parts, func(s string) bool { return s == "" })
+	return green("device", "%s", strings.Join(parts, ", "))
+}
+
+// libraries says which libraries copy, and what the others lack.
+func libraries(a *device.Accelerator, o Options) (found []Finding) {
+	for _, e := range a.Engines() {
+		l := e.Limits()
+		text := fmt.Sprintf("%s %s", l.Library, l.Version)
+		switch {
+		case l.Batch > 0:
+			text += fmt.Sprintf(", batches of up to %d", l.Batch)
+		case l.NoBatch != "":
+			text += ", no batches: " + l.NoBatch
+		}
+		found = append(found, green(e.Name(), "%s", text))
+	}
+	lacks, ok := a.Driver().(interface{ Missing() []device.MissingEngine })
+	if !ok {
+		return found
+	}
+	asked := map[string]string{"cuda": o.CUDA, "libcudart": o.CUDART, "libamdhip64": o.HIP}
+	for _, e := range lacks.Missing() {
+		f := green(e.Name, "not used: %v", e.Err)
+		if asked[e.Name] != "" || o.Copier == e.Name { // the user wants this very one
+			f.Level, f.Remedy, f.kind = Red, "name a library that can be opened here, or none", fault.KindOf(e.Err)
+		}
+		found = append(found, f)
+	}
+	return found
+}
+
+// chosen says which copier is used, and why not another.
+func chosen(ctx context.Context, a *device.Accelerator, h *device.Host, o Options) (found []Finding) {
+	s, err := copier.Select(ctx, a, copier.SelectOptions{Force: o.Copier, Host: h})
+	if err != nil {
+		f := red("copier", "leave --copier out, or give one that works here", "%v", err)
+		if hint := fault.RemedyOf(err); hint != "" {
+			f.Remedy = hint
+		}
+		f.kind = fault.KindOf(err)
+		return []Finding{f}
+	}
+	for _, r := range s.Rejected {
+		found = append(found, yellow("copier "+r.Name, sendReport, "not used: %v", r.Reason))
+	}
+	text := s.Copier.Name() + ", self-test passed"
+	switch {
+	case s.BatchOps > 0:
+		text += fmt.Sprintf(", batches of %d", s.BatchOps)
+	case s.NoBatches != nil:
+		text += fmt.Sprintf(", no batches: %v", s.NoBatches)
+	}
+	if s.Copier.Name() == "portable" && o.Copier == "" {
+		return append(found, yellow("copier", "see why the others were not used", "%s: every row is a copy of its own", text))
+	}
+	return append(found, green("copier", "%s", text))
+}
+
+// exports says whether other processes can be given this device's memory.
+func (m *Machine) exports(at device.Attributes) Finding {
+	const name = "sharing"
+	own := "processes of this container"
+	if f := m.pidNamespace(); f.Level == Green {
+		own = "processes of this machine"
+	}
+	reach, why := m.reach()
+	fdErr := m.TakeFD()
+	byFD := "by descriptor: no, the device can't"
+	switch {
+	case !at.VMM:
+	case !reach:
+		byFD = "by descriptor: no, " + why
+	case fdErr != nil:
+		byFD = "by descriptor: no, " + fdErr.Error()
+	default:
+		byFD = "by descriptor: yes"
+	}
+	if !at.IPC {
+		return yellow(name, "let the engine's cache be copied through host memory", "by handle: no, the device can't; %s", byFD)
+	}
+	return green(name, "by handle: yes, with %s; %s", own, byFD)
+}
+
+// linkOf returns what the slot of the card at address carries, 0 when not known.
+func (m *Machine) linkOf(address string) float64 {
+	for _, c := range m.pciCards() {
+		if c.address == address {
+			return c.link
+		}
+	}
+	return 0
+}
+
+// link compares the best rate with what the slot carries.
+func link(rates []Rate, slot float64) Finding {
+	const name = "link"
+	best := 0.0
+	for _, r := range rates {
+		if r.Way != "both" && r.Bytes == wholeBytes {
+			best = max(best, r.GBs)
+		}
+	}
+	switch {
+	case slot == 0:
+		return green(name, "%s GB/s at best; what the slot carries is not known", figure(best))
+	case best < slot/2:
+		return yellow(name, "see that nothing else copies; look at NUMA, at virtualization (ACS, IOMMU), and at the slot that the card is in",
+			"%s GB/s at best, of %s that the slot carries", figure(best), figure(slot))
+	}
+	return green(name, "%s GB/s at best, of %s that the slot carries", figure(best), figure(slot))
+}

@@ -1,0 +1,106 @@
+package doctor
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"unicode/utf8"
+)
+
+// WriteJSON writes the report as one indented JSON object.
+func (r *Report) WriteJSON(w io.Writer) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	e.SetEscapeHTML(false)
+	return e.Encode(r)
+}
+
+// WriteText writes the report for people, with colours if asked.
+func (r *Report) WriteText(w io.Writer, colours bool) error {
+	var b bytes.Buffer
+	fmt.Fprintf(&b, "kvferry doctor · %s · %s/%s\n", r.Version, r.OS, r.Arch)
+	writeSections(&b, r.Sections, colours)
+	counts := map[Level]int{}
+	for _, s := range r.Sections {
+		for _, f := range s.Findings {
+			counts[f.Level]++
+		}
+	}
+	fmt.Fprintf(&b, "\n%d green, %d yellow, %d red. Took %.1f s. For machines: --json\n", counts[Green], counts[Yellow], counts[Red], r.Seconds)
+	_, err := w.Write(b.Bytes())
+	return err
+}
+
+// writeSections writes a line for each finding, and one for its remedy.
+func writeSections(b *bytes.Buffer, sections []Section, colours bool) {
+	width := 0
+	for _, s := range sections {
+		for _, f := range s.Findings {
+			width = max(width, utf8.RuneCountInString(f.Name))
+		}
+	}
+	for _, s := range sections {
+		fmt.Fprintf(b, "\n%s\n", s.Title)
+		for _, f := range s.Findings {
+			fmt.Fprintf(b, "  %s  %s  %s\n", level(f.Level, colours), pad(f.Name, width), oneLine(f.Text))
+			if f.Remedy != "" {
+				fmt.Fprintf(b, "  %s  → %s\n", strings.Repeat(" ", width+8), f.Remedy)
+			}
+		}
+		writeRates(b, s.Rates, s.Whole)
+	}
+}
+
+// level writes a level in its own colour.
+func level(l Level, colours bool) string {
+	s := pad(l.String(), 6)
+	if !colours {
+		return s
+	}
+	return fmt.Sprintf("\x1b[%dm%s\x1b[0m", [...]int{32, 33, 31}[l], s)
+}
+
+func pad(s string, width int) string {
+	return s + strings.Repeat(" ", max(0, width-utf8.RuneCountInString(s)))
+}
+
+// oneLine writes the causes of an error, which may be one a line, behind each other.
+func oneLine(s string) string { return strings.Join(strings.FieldsFunc(s, isBreak), "; ") }
+
+func isBreak(r rune) bool { return r == '\n' || r == '\r' }
+
+// writeRates writes a line for each way and a column for each size.
+func writeRates(b *bytes.Buffer, rates []Rate, whole string) {
+	if len(rates) == 0 {
+		return
+	}
+	fmt.Fprintf(b, "\n  %-16s", "GB/s, copies of")
+	first := rates[0].Way
+	for _, r := range rates {
+		if r.Way == first {
+			fmt.Fprintf(b, "%12s", size(r.Bytes))
+		}
+	}
+	way := ""
+	for _, r := range rates {
+		if r.Way != way {
+			way = r.Way
+			fmt.Fprintf(b, "\n  %-16s", way)
+		}
+		fmt.Fprintf(b, "%12s", fmt.Sprintf("%s %3.0f%%", figure(r.GBs), 100*r.OfWhole))
+	}
+	fmt.Fprintf(b, "\n  (%s)\n", whole)
+}
+
+// figure writes a rate with three digits.
+func figure(x float64) string {
+	switch {
+	case x >= 100:
+		return fmt.Sprintf("%.0f", x)
+	case x >= 10:
+		return fmt.Sprintf("%.1f", x)
+	}
+	return fmt.Sprintf("%.2f", x)
+}

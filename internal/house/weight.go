@@ -8,20 +8,22 @@ import (
 	"go/build"
 	"maps"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
 	"unicode"
 )
 
-// Linked returns the modules that a program links which imports the root package
-// of the module in folder root: sorted, without that module itself and the
-// standard library, for Linux on the given architecture and without cgo. cache is
-// the folder of downloaded modules, as `go env GOMODCACHE` prints it.
+// Linked returns the modules that a program links which imports the package in folder
+// pkg ("." for the root package) of the module in folder root: sorted, without that
+// module itself and the standard library, for Linux on the given architecture and
+// without cgo. cache is the folder of downloaded modules, as `go env GOMODCACHE`
+// prints it.
 //
 // It follows imports by itself and reads versions from go.mod, which must name
 // every module (the go command sees to that) and must not replace any.
-func Linked(root, cache, arch string) ([]string, error) {
+func Linked(root, pkg, cache, arch string) ([]string, error) {
 	mod, err := readMod(filepath.Join(root, "go.mod"))
 	if err != nil {
 		return nil, err
@@ -29,7 +31,7 @@ func Linked(root, cache, arch string) ([]string, error) {
 	ctxt := build.Default
 	ctxt.GOOS, ctxt.GOARCH, ctxt.CgoEnabled, ctxt.BuildTags = "linux", arch, false, nil
 	linked, seen := map[string]bool{}, map[string]bool{}
-	for queue := []string{mod.path}; len(queue) > 0; queue = queue[1:] {
+	for queue := []string{path.Join(mod.path, pkg)}; len(queue) > 0; queue = queue[1:] {
 		imported := queue[0]
 		first, _, _ := strings.Cut(imported, "/")
 		if seen[imported] || !strings.Contains(first, ".") {
@@ -50,11 +52,11 @@ func Linked(root, cache, arch string) ([]string, error) {
 		if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
 			return nil, fmt.Errorf("%s has no folder %s: run go mod download", imported, dir)
 		}
-		pkg, err := ctxt.ImportDir(dir, 0)
+		found, err := ctxt.ImportDir(dir, 0)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", imported, err)
 		}
-		queue = append(queue, pkg.Imports...)
+		queue = append(queue, found.Imports...)
 	}
 	return slices.Sorted(maps.Keys(linked)), nil
 }
@@ -103,9 +105,9 @@ func (*goMod) below(imported, module string) (rest string, ok bool) {
 
 // find returns the module that a package belongs to: the one with the longest path.
 func (m *goMod) find(imported string) (module, rest string, err error) {
-	for path := range m.versions {
-		if r, ok := m.below(imported, path); ok && len(path) > len(module) {
-			module, rest = path, r
+	for name := range m.versions {
+		if r, ok := m.below(imported, name); ok && len(name) > len(module) {
+			module, rest = name, r
 		}
 	}
 	if module == "" {

@@ -10,18 +10,20 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// linked are the modules that an engine which embeds kvferry links. A line more is
-// a decision: it says what the module is for.
-var linked = map[string][]string{
-	"amd64": {
-		"github.com/klauspost/cpuid/v2", // xxh3 asks it what the CPU can do
-		"github.com/zeebo/xxh3",         // checksums of pages
-		"golang.org/x/sys",              // memfds, mappings, advice to the kernel
-	},
-	"arm64": {
-		"github.com/zeebo/xxh3",
-		"golang.org/x/sys",
-	},
+// linked are the modules that a program links which imports a folder of kvferry, by
+// architecture. An engine embeds the root package, and a device if it has one. A line
+// more is a decision: it says what the module is for.
+func linked() map[string]map[string][]string {
+	const (
+		cpuid  = "github.com/klauspost/cpuid/v2" // xxh3 asks it what the CPU can do
+		purego = "github.com/ebitengine/purego"  // opens libraries; makes a program dynamic
+		xxh3   = "github.com/zeebo/xxh3"         // checksums of pages
+		sys    = "golang.org/x/sys"              // memfds, mappings, advice to the kernel
+	)
+	return map[string]map[string][]string{
+		".":           {"amd64": {cpuid, xxh3, sys}, "arm64": {xxh3, sys}},
+		"internal/dl": {"amd64": {purego, sys}, "arm64": {purego, sys}},
+	}
 }
 
 func TestLinked_AnEmbeddingEngineLinksTheseModules(t *testing.T) {
@@ -29,13 +31,15 @@ func TestLinked_AnEmbeddingEngineLinksTheseModules(t *testing.T) {
 	if cache == "" {
 		cache = filepath.Join(filepath.SplitList(build.Default.GOPATH)[0], "pkg", "mod")
 	}
-	for arch, want := range linked {
-		got, err := Linked(root, cache, arch)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if d := cmp.Diff(want, got); d != "" {
-			t.Errorf("%s: modules (-listed +linked):\n%s", arch, d)
+	for pkg, arches := range linked() {
+		for arch, want := range arches {
+			got, err := Linked(root, pkg, cache, arch)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if d := cmp.Diff(want, got); d != "" {
+				t.Errorf("%s on %s: modules (-listed +linked):\n%s", pkg, arch, d)
+			}
 		}
 	}
 }
@@ -71,11 +75,12 @@ require (
 
 func TestLinked_FollowsImportsAsABuildDoes(t *testing.T) {
 	root, cache := world(t, map[string]string{
-		"src/go.mod":           smallMod,
-		"src/a.go":             "package h\nimport (\n_ \"fmt\"\n_ \"example.org/h/attic\"\n)",
-		"src/a_test.go":        "package h\nimport _ \"example.com/three\"",
-		"src/attic/a.go":       "package attic\nimport _ \"example.com/one/deep/v2/er\"",
-		"src/attic/chest/a.go": "package chest\nimport _ \"example.com/one\"", // not imported by h
+		"src/go.mod":                      smallMod,
+		"src/a.go":                        "package h\nimport (\n_ \"fmt\"\n_ \"example.org/h/attic\"\n)",
+		"src/a_test.go":                   "package h\nimport _ \"example.com/three\"",
+		"src/attic/a.go":                  "package attic\nimport _ \"example.com/one/deep/v2/er\"",
+		"src/attic/chest/a.go":            "package chest\nimport _ \"example.com/one\"", // not imported by h
+		"mod/example.com/one@v1.0.0/a.go": "package one",
 		"mod/example.com/one/deep/v2@v2.3.4/er/a.go":       "package er",
 		"mod/example.com/one/deep/v2@v2.3.4/er/a_amd64.go": "package er\nimport _ \"example.com/Two\"",
 		"mod/example.com/one/deep/v2@v2.3.4/er/gen.go":     "//go:build ignore\n\npackage main\nimport _ \"example.com/three\"",
@@ -86,10 +91,14 @@ func TestLinked_FollowsImportsAsABuildDoes(t *testing.T) {
 		"amd64": {"example.com/Two", "example.com/one/deep/v2"},
 		"arm64": {"example.com/one/deep/v2"},
 	} {
-		got, err := Linked(root, cache, arch)
+		got, err := Linked(root, ".", cache, arch)
 		if d := cmp.Diff(want, got); d != "" || err != nil {
 			t.Errorf("%s: %v, modules (-want +got):\n%s", arch, err, d)
 		}
+	}
+	got, err := Linked(root, "attic/chest", cache, "amd64")
+	if d := cmp.Diff([]string{"example.com/one"}, got); d != "" || err != nil {
+		t.Errorf("a folder: %v, modules (-want +got):\n%s", err, d)
 	}
 }
 
@@ -109,7 +118,7 @@ func TestLinked_SaysWhatItCannotFollow(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			root, cache := world(t, tc.files)
-			got, err := Linked(root, cache, "amd64")
+			got, err := Linked(root, ".", cache, "amd64")
 			if err == nil || !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("got %v and error %v, want one with %q", got, err, tc.want)
 			}

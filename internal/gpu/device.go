@@ -40,7 +40,7 @@ func OpenDevice(name string, lib *Library, handle, bound uintptr) (*Device, erro
 	}
 	defer lib.Blocks.Put(b)
 	b.Words[0], b.Words[1] = 0, 0
-	if err := lib.Call(name, abi.PriorityRange, b.Addr, b.Addr+8); err != nil {
+	if err := lib.Call(abi.PriorityRange, b.Addr, b.Addr+8); err != nil {
 		return nil, err
 	}
 	d.least, d.greatest = int(int32(b.Words[0])), int(int32(b.Words[1]))
@@ -52,7 +52,7 @@ func OpenDevice(name string, lib *Library, handle, bound uintptr) (*Device, erro
 // Leave must be called.
 func (d *Device) Enter() error {
 	runtime.LockOSThread()
-	err := d.Lib.Call(d.Name, abi.Bind, d.bound)
+	err := d.Lib.Call(abi.Bind, d.bound)
 	if err != nil {
 		runtime.UnlockOSThread()
 	}
@@ -68,7 +68,7 @@ func (d *Device) Do(c int, args ...uintptr) error {
 		return err
 	}
 	defer d.Leave()
-	return d.Lib.Call(d.Name, c, args...)
+	return d.Lib.Call(c, args...)
 }
 
 // Out makes one call as [Library.Out] does, on a thread that is bound to the device.
@@ -77,7 +77,7 @@ func (d *Device) Out(c int, args ...uintptr) (uint64, error) {
 		return 0, err
 	}
 	defer d.Leave()
-	return d.Lib.Out(d.Name, c, args...)
+	return d.Lib.Out(c, args...)
 }
 
 func (d *Device) newStream(priority int) (uintptr, error) {
@@ -91,10 +91,10 @@ func (d *Device) zero(addr uintptr, bytes int64) error {
 		return err
 	}
 	defer d.Leave()
-	if err := d.Lib.Call(d.Name, abi.Fill, addr, 0, uintptr(bytes), d.zeroer); err != nil {
+	if err := d.Lib.Call(abi.Fill, addr, 0, uintptr(bytes), d.zeroer); err != nil {
 		return err
 	}
-	return d.Lib.Call(d.Name, abi.StreamSync, d.zeroer)
+	return d.Lib.Call(abi.StreamSync, d.zeroer)
 }
 
 // Close destroys what is left of the device: events, and its own stream.
@@ -215,7 +215,7 @@ func (x Driver[S, E]) EventDone(e E) (bool, error) {
 		x.d.Lib.clear()
 		return false, nil
 	}
-	return true, x.d.Lib.Check(x.d.Name, abi.EventQuery, r)
+	return true, x.d.Lib.Check(abi.EventQuery, r)
 }
 
 // SyncEvent waits for e.

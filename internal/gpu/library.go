@@ -18,9 +18,9 @@ type Library struct {
 	Release string // the same, for people: "12.8"
 	File    string // where it was found
 
-	// Fail makes an error of a code that a call about object has returned. It is called
-	// on the thread that got the code.
-	Fail func(object string, c abi.Call, code int) error
+	// Fail makes an error of a code that a call has returned. It is called on the thread
+	// that got the code.
+	Fail func(c abi.Call, code int) error
 
 	// Clear has the thread forget the last error that the library keeps for it. Nil when
 	// it keeps none.
@@ -74,20 +74,20 @@ func (l *Library) CanMap() bool {
 func (l *Library) Func(c int) dl.Func { return l.funcs[c] }
 
 // Call makes a call that returns a code.
-func (l *Library) Call(object string, c int, args ...uintptr) error {
+func (l *Library) Call(c int, args ...uintptr) error {
 	if l.funcs[c] == 0 {
-		return l.lacks(object, c)
+		return l.lacks(c)
 	}
-	return l.Check(object, c, l.funcs[c].Call(args...))
+	return l.Check(c, l.funcs[c].Call(args...))
 }
 
 // Check makes an error of what a call has returned, nil for success.
-func (l *Library) Check(object string, c int, returned uintptr) error {
+func (l *Library) Check(c int, returned uintptr) error {
 	code := Code(returned)
 	if code == 0 {
 		return nil
 	}
-	err := l.Fail(object, l.calls[c], code)
+	err := l.Fail(l.calls[c], code)
 	l.clear()
 	return err
 }
@@ -101,14 +101,14 @@ func (l *Library) clear() {
 // Code is the code in the word that a call has returned.
 func Code(returned uintptr) int { return int(int32(returned)) }
 
-func (l *Library) lacks(object string, c int) error {
-	return fault.New(fault.Unsupported, object, "%s %s has no function %s", l.Name, l.Release, l.calls[c].Export()).
+func (l *Library) lacks(c int) error {
+	return fault.New(fault.Unsupported, l.Name, "version %s has no function %s", l.Release, l.calls[c].Export()).
 		Hint("install a newer driver")
 }
 
 // Out makes a call that writes a word to where its first argument says. What it does not
 // write of the word is 0.
-func (l *Library) Out(object string, c int, args ...uintptr) (uint64, error) {
+func (l *Library) Out(c int, args ...uintptr) (uint64, error) {
 	b, err := l.Blocks.Get()
 	if err != nil {
 		return 0, err
@@ -118,7 +118,7 @@ func (l *Library) Out(object string, c int, args ...uintptr) (uint64, error) {
 	var all [dl.MaxArgs]uintptr
 	all[0] = b.Addr
 	n := 1 + copy(all[1:], args)
-	if err := l.Call(object, c, all[:n]...); err != nil {
+	if err := l.Call(c, all[:n]...); err != nil {
 		return 0, err
 	}
 	return b.Words[0], nil

@@ -95,7 +95,7 @@ func (d *Device) describe(b *dl.Block) {
 // granularity returns what sizes of shared memory are multiples of.
 func (d *Device) granularity() (int64, error) {
 	if !d.Lib.CanMap() {
-		return 0, d.Lib.lacks(d.Name, abi.MemCreate)
+		return 0, d.Lib.lacks(abi.MemCreate)
 	}
 	b, err := d.Lib.Blocks.Get()
 	if err != nil {

@@ -14,19 +14,19 @@ import (
 
 // Count returns how many devices this process may use.
 func (l *Library) Count() (int, error) {
-	n, err := l.Out(l.Name, abi.DeviceCount)
+	n, err := l.Out(abi.DeviceCount)
 	return int(int32(n)), err
 }
 
 // Handle returns the library's word for a device.
 func (l *Library) Handle(ordinal int) (uintptr, error) {
-	h, err := l.Out(l.Name, abi.DeviceGet, uintptr(ordinal))
+	h, err := l.Out(abi.DeviceGet, uintptr(ordinal))
 	return uintptr(h), err
 }
 
 // Attribute returns an attribute of a device, 0 when the library does not know it.
 func (l *Library) Attribute(dev uintptr, attribute int) int {
-	v, err := l.Out(l.Name, abi.DeviceAttribute, uintptr(attribute), dev)
+	v, err := l.Out(abi.DeviceAttribute, uintptr(attribute), dev)
 	if err != nil {
 		return 0
 	}
@@ -35,7 +35,7 @@ func (l *Library) Attribute(dev uintptr, attribute int) int {
 
 // Bytes returns the size of a device's memory.
 func (l *Library) Bytes(dev uintptr) (int64, error) {
-	n, err := l.Out(l.Name, abi.DeviceBytes, dev)
+	n, err := l.Out(abi.DeviceBytes, dev)
 	return int64(n), err
 }
 
@@ -49,7 +49,7 @@ func (l *Library) Text(c int, dev uintptr) (string, error) {
 	defer l.Blocks.Put(b)
 	const room = 256
 	b.Words[0] = 0
-	if err := l.Call(l.Name, c, b.Addr, room, dev); err != nil {
+	if err := l.Call(c, b.Addr, room, dev); err != nil {
 		return "", err
 	}
 	return b.String(0), nil
@@ -64,7 +64,7 @@ func (l *Library) UUID(dev uintptr) (string, error) {
 	}
 	defer l.Blocks.Put(b)
 	clear(b.Bytes[:abi.UUIDBytes])
-	if err := l.Call(l.Name, abi.DeviceUUID, b.Addr, dev); err != nil {
+	if err := l.Call(abi.DeviceUUID, b.Addr, dev); err != nil {
 		return "", err
 	}
 	return formatUUID([abi.UUIDBytes]byte(b.Bytes)), nil

@@ -110,7 +110,7 @@ func (d *Device) size(addr uintptr) int64 {
 // openHandle makes a call that takes a handle by value.
 func (d *Device) openHandle(c int, h Handle, flags uintptr) (uintptr, error) {
 	if !d.Lib.Has(c) {
-		return 0, d.Lib.lacks(d.Name, c)
+		return 0, d.Lib.lacks(c)
 	}
 	b, err := d.Lib.Blocks.Get()
 	if err != nil {
@@ -124,7 +124,7 @@ func (d *Device) openHandle(c int, h Handle, flags uintptr) (uintptr, error) {
 	copy(b.Bytes, h[:])
 	out := dl.HandleWords
 	b.Words[out] = 0
-	err = d.Lib.Check(d.Name, c, d.Lib.funcs[c].CallHandle(b.Addr+uintptr(8*out), b, flags))
+	err = d.Lib.Check(c, d.Lib.funcs[c].CallHandle(b.Addr+uintptr(8*out), b, flags))
 	return uintptr(b.Words[out]), err
 }
 
@@ -208,7 +208,7 @@ func (x Sharing[E]) CanAccessPeer(other Sharing[E]) (bool, error) {
 func (x Sharing[E]) EnablePeer(other Sharing[E]) error {
 	d := x.d
 	if !d.Lib.Has(abi.EnablePeer) {
-		return d.Lib.lacks(d.Name, abi.EnablePeer)
+		return d.Lib.lacks(abi.EnablePeer)
 	}
 	if err := d.Enter(); err != nil {
 		return err
@@ -219,5 +219,5 @@ func (x Sharing[E]) EnablePeer(other Sharing[E]) error {
 		d.Lib.clear()
 		return nil
 	}
-	return d.Lib.Check(d.Name, abi.EnablePeer, r)
+	return d.Lib.Check(abi.EnablePeer, r)
 }

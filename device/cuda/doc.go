@@ -1,0 +1,29 @@
+// Package cuda opens NVIDIA's devices, through libcuda alone: nothing of the CUDA
+// toolkit need be installed. [Open] returns one as a [device.Accelerator]; [List] says
+// which there are. Neither touches a device that was not asked for: to make a context on
+// it would take some hundred MiB of its memory.
+//
+// The engines, best first:
+//
+//   - "cuda": libcuda's own copies, linear, of rows, and of boxes; batches from CUDA
+//     12.8, in the form of nine words (12.8) or of eight (13.0), whichever the driver has.
+//   - "libcudart": the runtime that the process has already mapped, or else one that the
+//     loader finds. It may be missing, and [Driver.Missing] says why.
+//
+// What other processes and other devices have to do with is on the [Driver], which the
+// accelerator's Driver method returns: ExportMemory, OpenMemory, NewSharedEvent and
+// OpenEvent (by handles of 64 bytes), AllocShared and ImportShared (by descriptors),
+// CanAccessPeer and EnablePeer, and Pointer.
+//
+// # Traps
+//
+//   - A program that runs as root and loads libcuda makes /dev/nvidiactl, even when
+//     there is no driver. So the library is looked for only where there is one, unless
+//     it was named.
+//   - Symbols without a suffix are of 32 bits. Each is asked for with the version that
+//     brought the form called here, and never with one that is newer than the driver,
+//     which would answer with the newest that it has.
+//   - A symbol that is not there is "found" at address 0: code, status and address are
+//     checked.
+//   - The current context is a thread's: see package internal/gpu.
+package cuda

@@ -25,7 +25,7 @@ var flags = []string{"-shared", "-fPIC", "-O1", "-g", "-pthread", "-std=gnu11", 
 // Files of the libraries, beside those that all of a driver share.
 var (
 	coreFiles = []string{"control.c", "copy.c", "event.c", "memory.c", "share.c", "stream.c", "vmm.c"}
-	cudaFiles = append([]string{"cuda.c", "cudacopy.c"}, coreFiles...)
+	cudaFiles = append([]string{"cuda.c", "cudacopy.c", "cudashare.c"}, coreFiles...)
 	hipFiles  = append([]string{"hip.c"}, coreFiles...)
 	cudart    = []string{"cudart.c"}
 )

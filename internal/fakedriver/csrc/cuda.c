@@ -6,7 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
-const char vendor_name[] = "CUDA";
+const char vendor_name[4] = "CUDA";
+const bool handles_keep_offsets = false;
 
 static __thread Binding bound;
 

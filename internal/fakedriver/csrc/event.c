@@ -3,6 +3,7 @@
 #include "fake.h"
 
 #include <stdlib.h>
+#include <unistd.h>
 
 enum {
 	EVENT_MAGIC = 0x45564e54,
@@ -63,6 +64,8 @@ static void end_event(Event *e)
 	e->magic = ENDED_MAGIC;
 	drop_record(e->latest);
 	e->latest = NULL;
+	if (e->fd >= 0)
+		close(e->fd); // what is queued keeps the mapping
 	count(LIVE_EVENTS, -1);
 }
 

@@ -168,7 +168,8 @@ extern __thread bool in_function; // this thread runs a host function
 // bound before the last expiry.
 int vendor_context(Context **c, bool *stale);
 extern bool initialized;
-extern const char vendor_name[];
+extern const char vendor_name[4];
+extern const bool handles_keep_offsets; // of interior addresses
 
 // Binding is what a thread has bound, and when.
 typedef struct Binding {
@@ -249,6 +250,9 @@ bool mapped(uint64_t addr, uint64_t bytes);
 int locate(uint64_t addr, uint64_t bytes, Side *s);
 
 Memory *new_memory(int kind, Context *c, uint64_t size); // locked; DEVICE or PINNED
+Memory *open_memory(Context *c, int fd, uint64_t size);  // locked; OPENED, takes fd
+Memory *reserve_memory(uint64_t size);                   // locked; RESERVED
+Memory *nth_memory(size_t i);                            // locked; NULL after the last
 void insert_memory(Memory *m);                           // locked
 void drop_memory(Memory *m);                             // locked
 void unpend(Memory *m);                                  // locked; one less is pending
@@ -438,7 +442,7 @@ Shared *new_shared(int *fd);
 struct Chunk {
 	uint64_t base, size;
 	struct Physical *of;
-	bool readable, writable;
+	bool access;
 	Chunk *next;
 };
 

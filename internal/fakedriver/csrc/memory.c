@@ -195,6 +195,38 @@ failed:
 	return NULL;
 }
 
+Memory *open_memory(Context *c, int fd, uint64_t size)
+{
+	char *region;
+	size_t region_size;
+	char *at = reserve(size, &region, &region_size);
+	char *alias = mmap(NULL, round_up(size, OS_PAGE), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (!at || alias == MAP_FAILED) {
+		close(fd);
+		return NULL;
+	}
+	Memory *m = calloc(1, sizeof *m);
+	*m = (Memory){.kind = OPENED, .context = c, .base = (uint64_t)at, .size = size, .mapped = round_up(size, OS_PAGE), .alias = alias, .fd = fd};
+	insert_memory(m);
+	return m;
+}
+
+Memory *reserve_memory(uint64_t size)
+{
+	char *region;
+	size_t region_size;
+	char *at = reserve(size, &region, &region_size);
+	char *alias = mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (!at || alias == MAP_FAILED)
+		return NULL;
+	Memory *m = calloc(1, sizeof *m);
+	*m = (Memory){.kind = RESERVED, .context = here, .base = (uint64_t)at, .size = size, .mapped = size, .alias = alias, .fd = -1};
+	insert_memory(m);
+	return m;
+}
+
+Memory *nth_memory(size_t i) { return i < live ? table[i] : NULL; }
+
 static void release(Memory *m)
 {
 	if (m->alias)
@@ -220,8 +252,6 @@ void drop_memory(Memory *m)
 	}
 	if (m->kind == PINNED)
 		count(LIVE_PINNED, -1);
-	if (m->kind == OPENED)
-		count(LIVE_OPENED, -1);
 	if (m->kind == REGISTERED) {
 		count(LIVE_REGISTERED, -1);
 		count(REGISTERED_BYTES, -(int64_t)m->size);
@@ -561,6 +591,7 @@ int end_memory(Context *c)
 	int forgotten = 0;
 	for (size_t i = live; i-- > 0;)
 		if (table[i]->context == c && table[i]->kind != RESERVED) {
+			count(LIVE_OPENED, -table[i]->refs);
 			drop_memory(table[i]);
 			forgotten++;
 		}

@@ -100,8 +100,8 @@ func (m *Machine) nvidiaDriver() string {
 func (m *Machine) hasCUDA() bool {
 	return slices.ContainsFunc([]string{
 		"dev/nvidiactl",
-		"dev/dxg",                                // of Windows
-		"dev/nvhost-ctrl-gpu", "dev/nvgpu/igpu0", // of Tegra
+		"dev/dxg",   // of Windows
+		"dev/nvmap", // of Tegra
 	}, m.exists)
 }
 
@@ -114,7 +114,32 @@ func (m *Machine) cards() []Finding {
 	for _, c := range m.pciCards() {
 		by[c.vendor] = append(by[c.vendor], c.address)
 	}
-	return []Finding{m.nvidiaCards(by[nvidia]), m.amdCards(by[amd])}
+	return []Finding{m.nvidiaCards(by[nvidia]), m.amdCards(by[amd]), m.libraries()}
+}
+
+// libraries says which of the vendors' libraries lie where they usually do. The loader may
+// know of more; the section of a device says which it found.
+func (m *Machine) libraries() Finding {
+	const name = "libraries"
+	var found []string
+	for _, folder := range []string{
+		"usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/lib", "usr/local/lib",
+		"usr/local/cuda*/lib64", "usr/local/cuda*/compat", "usr/lib/wsl/lib", "usr/local/nvidia/lib64", "opt/rocm*/lib",
+	} {
+		for _, library := range []string{"libcuda.so.1", "libcudart.so.1[23]", "libamdhip64.so.[567]"} {
+			all, err := fs.Glob(m.Root, path.Join(folder, library))
+			if err != nil {
+				continue
+			}
+			for _, file := range all {
+				found = append(found, "/"+file)
+			}
+		}
+	}
+	if len(found) == 0 {
+		return green(name, "no libcuda, libcudart or libamdhip64 in the usual folders")
+	}
+	return green(name, "%s", strings.Join(found, " "))
 }
 
 func (m *Machine) nvidiaCards(cards []string) Finding {

@@ -14,9 +14,6 @@ import (
 	"github.com/kvferry/kvferry/fault"
 )
 
-// poolBytes is the memory on each side of the copies that are measured.
-const poolBytes = 128 << 20
-
 // answerLimit is how long a vendor's library may take for all its devices. It can hang
 // for ever in a driver; then it is left alone.
 const answerLimit = 20 * time.Second
@@ -25,13 +22,19 @@ const sendReport = "send this report with a bug report to kvferry"
 
 // maker opens the devices of one vendor.
 type maker struct {
-	name   string              // "cuda"
-	ready  bool                // its library can be started and change nothing
-	asked  bool                // the user has named its library
-	list   func() (int, error) // how many devices there are
-	open   func(i int) (*device.Accelerator, error)
-	remedy string // when there are devices and list fails
+	name    string   // "cuda"
+	copiers []string // that only its devices can have
+	ready   bool     // its library can be started and change nothing
+	asked   bool     // the user has named its library, or one of its copiers
+	list    func() (int, error)
+	open    func(i int) (*device.Accelerator, error)
+	remedy  string // where an error has none
 }
+
+// copiers are the choices of the user.
+func copiers() []string { return []string{"cuda", "libcudart", "libamdhip64", portable} }
+
+const portable = "portable"
 
 // devices adds a section for the host and for every accelerator.
 func (r *Report) devices(ctx context.Context, m *Machine, o Options) error {
@@ -86,24 +89,23 @@ func host(ctx context.Context, h *device.Host, o Options) Section {
 	add(green("copier", "%s; large jobs by %v", choice.Copier.Name(), k.Streamed))
 	began := time.Now()
 	a, b, err := twoPools(func() (*device.Memory, error) {
-		m, err := h.Alloc(poolBytes)
+		m, err := h.Alloc(o.PoolBytes)
 		if err != nil {
 			return nil, err
 		}
-		return m, m.Populate(0, poolBytes)
+		return m, m.Populate(0, o.PoolBytes)
 	})
 	if err != nil {
-		add(red("pool", "end what needs memory, or raise the container's limit", "%v", err))
-		s.Findings[len(s.Findings)-1].kind = fault.KindOf(err)
+		add(wrong("pool", "end what needs memory, or raise the container's limit", err))
 		return s
 	}
 	defer free(a, b)
 	took := time.Since(began)
-	add(green("pool", "%s filled in %v, OS pages of %s", size(2*poolBytes), took.Round(time.Millisecond), size(int64(a.OSPageBytes()))))
+	add(green("pool", "%s filled in %v, OS pages of %s", size(2*o.PoolBytes), took.Round(time.Millisecond), size(int64(a.OSPageBytes()))))
 	ways, end, err := between(h, a, b, [3]string{"one thread", "", "two threads"})
 	if err == nil {
 		ways = []way{ways[0], ways[2]}
-		c := ceiling.Rate(ctx, ceiling.Pieces(a.Bytes(), b.Bytes(), 2*poolBytes), 3)
+		c := ceiling.Rate(ctx, ceiling.Pieces(a.Bytes(), b.Bytes(), int(2*o.PoolBytes)), 3)
 		for i := range ways {
 			ways[i].whole = c
 		}
@@ -152,12 +154,7 @@ func (v maker) sections(ctx context.Context, m *Machine, h *device.Host, o Optio
 	}
 	n, err := v.list()
 	if err != nil {
-		f := red("library", v.remedy, "%v", err)
-		if hint := fault.RemedyOf(err); hint != "" {
-			f.Remedy = hint
-		}
-		f.kind = fault.KindOf(err)
-		return []Section{{Title: v.name, Findings: []Finding{f}}}
+		return []Section{{Title: v.name, Findings: []Finding{wrong("library", v.remedy, err)}}}
 	}
 	if n == 0 {
 		return []Section{{Title: v.name, Findings: []Finding{
@@ -180,12 +177,7 @@ func (v maker) section(ctx context.Context, m *Machine, h *device.Host, o Option
 	add := func(f Finding) { s.Findings = append(s.Findings, f) }
 	a, err := v.open(i)
 	if err != nil {
-		f := red("device", v.remedy, "%v", err)
-		if hint := fault.RemedyOf(err); hint != "" {
-			f.Remedy = hint
-		}
-		f.kind = fault.KindOf(err)
-		add(f)
+		add(wrong("device", v.remedy, err))
 		return s
 	}
 	defer func() {
@@ -198,23 +190,27 @@ func (v maker) section(ctx context.Context, m *Machine, h *device.Host, o Option
 	for _, f := range libraries(a, o) {
 		add(f)
 	}
-	for _, f := range chosen(ctx, a, h, o) {
+	force := o.Copier
+	if force != portable && !slices.Contains(v.copiers, force) {
+		force = "" // another vendor's
+	}
+	for _, f := range chosen(ctx, a, h, force) {
 		add(f)
 	}
 	add(m.exports(at))
 
 	began := time.Now()
-	onHost, err := a.AllocHost(h, poolBytes, poolBytes)
+	onHost, err := a.AllocHost(h, o.PoolBytes, o.PoolBytes)
 	if err != nil {
-		add(yellow("pinning", "see locking above; without it copies block, and are slow", "%s: %v", size(poolBytes), err))
+		add(yellow("pinning", "see locking above; without it copies block, and are slow", "%s: %v", size(o.PoolBytes), err))
 		return s
 	}
 	defer free(onHost)
 	took := time.Since(began)
-	add(green("pinning", "%s in %v, %v a GiB", size(poolBytes), took.Round(time.Millisecond), (took * (1 << 30) / poolBytes).Round(time.Millisecond)))
-	onDevice, err := a.Alloc(poolBytes)
+	add(green("pinning", "%s in %v, %v a GiB", size(o.PoolBytes), took.Round(time.Millisecond), (took * time.Duration((1<<30)/o.PoolBytes)).Round(time.Millisecond)))
+	onDevice, err := a.Alloc(o.PoolBytes)
 	if err != nil {
-		add(yellow("memory", "leave some of the device's memory free for this test: end an engine, or lower its share", "%s: %v", size(poolBytes), err))
+		add(yellow("memory", "leave some of the device's memory free for this test: end an engine, or lower its share", "%s: %v", size(o.PoolBytes), err))
 		return s
 	}
 	defer free(onDevice)
@@ -230,6 +226,16 @@ func (v maker) section(ctx context.Context, m *Machine, h *device.Host, o Option
 	}
 	add(link(s.Rates, m.linkOf(at.PCI)))
 	return s
+}
+
+// wrong is red for err, with the remedy that it knows or else this one.
+func wrong(name, remedy string, err error) Finding {
+	if hint := fault.RemedyOf(err); hint != "" {
+		remedy = hint
+	}
+	f := red(name, remedy, "%v", err)
+	f.kind = fault.KindOf(err)
+	return f
 }
 
 // model says which device it is.
@@ -271,15 +277,10 @@ func libraries(a *device.Accelerator, o Options) (found []Finding) {
 }
 
 // chosen says which copier is used, and why not another.
-func chosen(ctx context.Context, a *device.Accelerator, h *device.Host, o Options) (found []Finding) {
-	s, err := copier.Select(ctx, a, copier.SelectOptions{Force: o.Copier, Host: h})
+func chosen(ctx context.Context, a *device.Accelerator, h *device.Host, force string) (found []Finding) {
+	s, err := copier.Select(ctx, a, copier.SelectOptions{Force: force, Host: h})
 	if err != nil {
-		f := red("copier", "leave --copier out, or give one that works here", "%v", err)
-		if hint := fault.RemedyOf(err); hint != "" {
-			f.Remedy = hint
-		}
-		f.kind = fault.KindOf(err)
-		return []Finding{f}
+		return []Finding{wrong("copier", "leave --copier out, or give one that works here", err)}
 	}
 	for _, r := range s.Rejected {
 		found = append(found, yellow("copier "+r.Name, sendReport, "not used: %v", r.Reason))
@@ -291,7 +292,7 @@ func chosen(ctx context.Context, a *device.Accelerator, h *device.Host, o Option
 	case s.NoBatches != nil:
 		text += fmt.Sprintf(", no batches: %v", s.NoBatches)
 	}
-	if s.Copier.Name() == "portable" && o.Copier == "" {
+	if s.Copier.Name() == portable && force == "" {
 		return append(found, yellow("copier", "see why the others were not used", "%s: every row is a copy of its own", text))
 	}
 	return append(found, green("copier", "%s", text))
@@ -337,7 +338,7 @@ func link(rates []Rate, slot float64) Finding {
 	const name = "link"
 	best := 0.0
 	for _, r := range rates {
-		if r.Way != "both" && r.Bytes == wholeBytes {
+		if r.Way != "both" {
 			best = max(best, r.GBs)
 		}
 	}

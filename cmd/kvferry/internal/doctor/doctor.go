@@ -23,9 +23,12 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"runtime"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/kvferry/kvferry/cmd/kvferry/internal/accel"
@@ -80,16 +83,21 @@ type Options struct {
 	accel.Libraries
 	Copier string // "" = the first that works
 
-	// Budget bounds the time of measuring; 0 is 12 s.
-	Budget time.Duration
+	// Budget bounds the time of measuring; 0 is 12 s. PoolBytes is the memory on each side
+	// of what is measured, a power of 2; 0 is 128 MiB.
+	Budget    time.Duration
+	PoolBytes int64
 }
 
-// Run looks at this machine. It fails only when ctx ends: what is wrong is in the report.
+// Run looks at this machine. What is wrong is in the report. Kind: fault.Invalid (no such
+// copier); and the error of ctx.
 func Run(ctx context.Context, o Options) (*Report, error) {
 	began := time.Now()
-	if o.Budget == 0 {
-		o.Budget = 12 * time.Second
+	if o.Copier != "" && !slices.Contains(copiers(), o.Copier) {
+		return nil, fault.New(fault.Invalid, "--copier", "no such choice: %q", o.Copier).Hint("there are %s", strings.Join(copiers(), ", "))
 	}
+	o.Budget = cmp.Or(o.Budget, 12*time.Second)
+	o.PoolBytes = cmp.Or(o.PoolBytes, 2*wholeBytes)
 	m := ThisMachine()
 	r := &Report{OS: runtime.GOOS, Arch: runtime.GOARCH, Sections: Examine(m)}
 	if err := r.devices(ctx, m, o); err != nil {

@@ -176,7 +176,7 @@ func TestShare_KeepsTheBudget(t *testing.T) {
 }
 
 func TestLink_ComparesWithTheSlot(t *testing.T) {
-	rates := []Rate{{"host to device", wholeBytes, 50, 1}, {"device to host", wholeBytes, 40, 1}, {"both", wholeBytes, 90, 1}, {"host to device", 4096, 99, 2}}
+	rates := []Rate{{"host to device", wholeBytes, 50, 1}, {"device to host", wholeBytes, 40, 1}, {"both", wholeBytes, 90, 1}, {"host to device", 4096, 30, 0.6}}
 	for slot, want := range map[float64]Level{0: Green, 63: Green, 101: Yellow} {
 		if f := link(rates, slot); f.Level != want || !strings.Contains(f.Text, "50.0 GB/s") {
 			t.Errorf("slot of %v: %+v", slot, f)

@@ -165,7 +165,7 @@ func TestHasCUDA_OnlyWhereTheNodeIsThere(t *testing.T) {
 		"proc/driver/nvidia/gpus": {false, false},
 		"dev/nvidiactl":           {true, false},
 		"dev/dxg":                 {true, false},
-		"dev/nvhost-ctrl-gpu":     {true, false},
+		"dev/nvmap":               {true, false},
 		"dev/kfd":                 {false, true},
 	} {
 		root := fstest.MapFS{}

@@ -1,6 +1,29 @@
 package doctor
 
+import (
+	"slices"
+	"strconv"
+
+	"github.com/kvferry/kvferry/device"
+	"github.com/kvferry/kvferry/device/cuda"
+)
+
 // makers are the vendors whose devices are looked at.
 func makers(m *Machine, o Options) []maker {
-	return nil
+	nvidia := cuda.Options{Library: o.CUDA, Runtime: o.CUDART, Root: m.Root}
+	all := []maker{
+		{
+			name: "cuda", copiers: []string{"cuda", "libcudart"}, ready: m.hasCUDA(), asked: o.CUDA != "" || o.CUDART != "",
+			list: func() (int, error) {
+				found, err := cuda.List(nvidia)
+				return len(found), err
+			},
+			open:   func(i int) (*device.Accelerator, error) { return cuda.Open(strconv.Itoa(i), nvidia) },
+			remedy: "nvidia-smi tells whether the driver works; docker run --gpus all",
+		},
+	}
+	for i := range all {
+		all[i].asked = all[i].asked || slices.Contains(all[i].copiers, o.Copier)
+	}
+	return all
 }

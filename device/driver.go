@@ -196,3 +196,10 @@ func (e *DriverError) Error() string {
 	}
 	return s
 }
+
+// Is reports whether target is the same code of the same library, whichever call has
+// returned it.
+func (e *DriverError) Is(target error) bool {
+	t, ok := target.(*DriverError)
+	return ok && t.Library == e.Library && t.Code == e.Code
+}

@@ -14,9 +14,12 @@ import (
 	"github.com/kvferry/kvferry/fault"
 )
 
-// answerLimit is how long a vendor's library may take for all its devices. It can hang
-// for ever in a driver; then it is left alone.
-const answerLimit = 20 * time.Second
+// A vendor's library can hang for ever in a driver. It is left alone after answerLimit,
+// which is for the devices of all vendors, or leastAnswer where another has used that up.
+const (
+	answerLimit = 20 * time.Second
+	leastAnswer = 4 * time.Second
+)
 
 const sendReport = "send this report with a bug report to kvferry"
 
@@ -45,18 +48,20 @@ func (r *Report) devices(ctx context.Context, m *Machine, o Options) error {
 	}
 	defer func() { _ = h.Close() }() // all of its memory and streams are closed before
 	r.Sections = append(r.Sections, host(ctx, h, o))
+	began := time.Now()
 	for _, v := range makers(m, o) {
 		if ctx.Err() != nil {
 			break
 		}
-		r.Sections = append(r.Sections, answer(ctx, v, func(ctx context.Context) []Section { return v.sections(ctx, m, h, o) })...)
+		limit := max(leastAnswer, answerLimit-time.Since(began))
+		r.Sections = append(r.Sections, answer(ctx, v, limit, func(ctx context.Context) []Section { return v.sections(ctx, m, h, o) })...)
 	}
 	return ctx.Err()
 }
 
 // answer returns what look finds, or that it did not come back.
-func answer(ctx context.Context, v maker, look func(context.Context) []Section) []Section {
-	ctx, cancel := context.WithTimeout(ctx, answerLimit)
+func answer(ctx context.Context, v maker, limit time.Duration, look func(context.Context) []Section) []Section {
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	found := make(chan []Section, 1)
 	go func() { found <- look(ctx) }()
@@ -71,7 +76,7 @@ func answer(ctx context.Context, v maker, look func(context.Context) []Section) 
 		case <-time.After(time.Second):
 		}
 		return []Section{{Title: v.name, Findings: []Finding{
-			red("library", "look for errors of the driver in the kernel's log (dmesg), and restart the machine", "no answer in %v: the driver hangs", answerLimit),
+			red("library", "look for errors of the driver in the kernel's log (dmesg), and restart the machine", "no answer in %v: the driver hangs", limit.Round(time.Second)),
 		}}}
 	}
 }

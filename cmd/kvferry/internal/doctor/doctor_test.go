@@ -144,7 +144,7 @@ func TestAnswer_DoesNotWaitForADriverThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
 		end := make(chan struct{})
-		got := answer(t.Context(), maker{name: "cuda"}, func(context.Context) []Section {
+		got := answer(t.Context(), maker{name: "cuda"}, answerLimit, func(context.Context) []Section {
 			<-end
 			return nil
 		})
@@ -156,7 +156,7 @@ func TestAnswer_DoesNotWaitForADriverThatHangs(t *testing.T) {
 		}
 		close(end)
 		// One that gives up when it is told to is heard.
-		got = answer(t.Context(), maker{}, func(ctx context.Context) []Section {
+		got = answer(t.Context(), maker{}, answerLimit, func(ctx context.Context) []Section {
 			<-ctx.Done()
 			return []Section{{Title: "late"}}
 		})

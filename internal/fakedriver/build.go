@@ -22,12 +22,12 @@ var sources embed.FS
 // so that a version lacks what it must lack.
 var flags = []string{"-shared", "-fPIC", "-O1", "-g", "-pthread", "-std=gnu11", "-fvisibility=hidden", "-Wall", "-Wextra"}
 
-// Files of the libraries, beside those that all of a driver share.
+// Files of the libraries, beside those that all drivers share.
 var (
-	coreFiles = []string{"control.c", "copy.c", "event.c", "memory.c", "share.c", "stream.c", "vmm.c"}
-	cudaFiles = append([]string{"cuda.c", "cudacopy.c", "cudashare.c"}, coreFiles...)
-	hipFiles  = append([]string{"hip.c"}, coreFiles...)
-	cudart    = []string{"cudart.c"}
+	coreFiles    = []string{"control.c", "copy.c", "event.c", "exports.c", "memory.c", "share.c", "stream.c", "vmm.c"}
+	cudaFiles    = append([]string{"cuda.c", "cudacopy.c", "cudashare.c"}, coreFiles...)
+	hipFiles     = append([]string{"hip.c", "hipshare.c"}, coreFiles...)
+	runtimeFiles = []string{"cudart.c"}
 )
 
 // missing ends a test that needs something this machine lacks: a skip, but in CI a
@@ -109,13 +109,13 @@ func digest(tb testing.TB, compiler string, args, files []string) string {
 	return hex.EncodeToString(h.Sum(nil)[:12])
 }
 
-// copyOf puts a copy of a library into the test's own folder: the loader knows
-// libraries by their files, so that each copy has variables of its own.
-func copyOf(tb testing.TB, library, name string) string {
+// install puts a copy of a library into dir: the loader knows libraries by their files,
+// so that each copy has variables of its own.
+func install(tb testing.TB, library, dir, name string) string {
 	tb.Helper()
 	text, err := os.ReadFile(library)
 	check(tb, err)
-	path := filepath.Join(tb.TempDir(), name)
+	path := filepath.Join(dir, name)
 	check(tb, os.WriteFile(path, text, 0o700))
 	return path
 }

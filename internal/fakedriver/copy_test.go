@@ -14,9 +14,6 @@ func modes(t *testing.T, o Options, f func(t *testing.T, r *rig)) {
 
 func TestLinearRoundTrip(t *testing.T) {
 	versions(t, func(t *testing.T, o Options) {
-		if o.Vendor == HIP {
-			t.Skip()
-		}
 		modes(t, o, func(t *testing.T, r *rig) {
 			const n = 100_000
 			h, d, s := r.host(2*n), r.alloc(n), r.newStream()

@@ -53,6 +53,7 @@ func (m Mode) String() string { return [...]string{"random", "eager", "lazy"}[m]
 type Options struct {
 	Vendor  Vendor
 	Version int    // 0 means the newest
+	Runtime int    // version of the CUDA runtime; 0 means Version
 	Devices int    // 0 means 2, less than 0 none
 	Visible []int  // which devices the ordinals stand for, as CUDA_VISIBLE_DEVICES has it
 	Seed    uint64 // 0 means 1
@@ -66,6 +67,9 @@ type Options struct {
 	Protect bool
 	// AllowPageable makes copies of pageable memory legal: counted, and slow.
 	AllowPageable bool
+	// Sonames gives the libraries the names that the real ones are looked for by, so that
+	// a process finds them by LD_LIBRARY_PATH.
+	Sonames bool
 	// AllowViolations and AllowLeaks keep the end of the test from failing for them.
 	AllowViolations, AllowLeaks bool
 	// Settings are options of the library, by name: see control.c.
@@ -114,14 +118,13 @@ func (o Options) version() int {
 // Fake is one loaded driver with state of its own: tests may have several, one beside the
 // other. All methods may be called from any goroutine.
 type Fake struct {
-	tb      testing.TB
-	options Options
-	path    string
-	lib     *dl.Library
+	tb            testing.TB
+	options       Options
+	path, runtime string
+	lib           *dl.Library
 
 	mu      sync.Mutex
 	scratch *dl.Block // arguments; guarded by mu
-	runtime string    // the path of the runtime library, once asked for; guarded by mu
 }
 
 const scratchWords = 8192
@@ -130,25 +133,23 @@ const scratchWords = 8192
 // noted, and for what was not given back.
 func Load(tb testing.TB, o Options) *Fake {
 	tb.Helper()
-	path := driver(tb, o)
-	f := &Fake{tb: tb, options: o, path: path, lib: open(tb, path)}
+	f := &Fake{tb: tb, options: o}
+	f.path, f.runtime = Build(tb, o)
+	f.lib = open(tb, f.path)
 	var err error
 	f.scratch, err = dl.NewBlock(scratchWords)
 	check(tb, err)
 	for _, s := range o.settings() {
 		f.Set(s[0], s[1])
 	}
+	if f.runtime != "" {
+		f.scratch.PutString(0, f.path)
+		if int32(open(tb, f.runtime).Find("fakeBindDriver").Call(f.scratch.Addr)) != 0 {
+			tb.Fatalf("%s does not load %s", f.runtime, f.path)
+		}
+	}
 	tb.Cleanup(f.end)
 	return f
-}
-
-// driver returns a copy of the driver that o asks for.
-func driver(tb testing.TB, o Options) string {
-	tb.Helper()
-	if o.Vendor == HIP {
-		return copyOf(tb, compiled(tb, hipFiles, o.version()), "libfakehip.so")
-	}
-	return copyOf(tb, compiled(tb, cudaFiles, o.version()), "libfakecuda.so")
 }
 
 func open(tb testing.TB, path string) *dl.Library {
@@ -175,8 +176,11 @@ func (f *Fake) end() {
 	f.scratch.Free()
 }
 
-// Path is the library's file.
+// Path is the driver's file.
 func (f *Fake) Path() string { return f.path }
+
+// Runtime is the file of the CUDA runtime over this driver, "" with HIP.
+func (f *Fake) Runtime() string { return f.runtime }
 
 // Find returns a function of the library, which must have it.
 func (f *Fake) Find(symbol string) dl.Func {

@@ -298,7 +298,7 @@ static const char *const names[] = {
 	"expire_us", "memory", "register_limit", "register_code", "fail", "attributes", "log", "state",
 };
 
-static bool set(const char *name, const char *v)
+bool set_option(const char *name, const char *v)
 {
 	unsigned long long n = strtoull(v, NULL, 0);
 	if (!strcmp(name, "mode"))
@@ -350,41 +350,43 @@ __attribute__((constructor)) static void begin(void)
 			env[5 + j] = (char)(names[i][j] == '_' ? '_' : names[i][j] - 'a' + 'A');
 		const char *v = getenv(env);
 		if (v)
-			set(names[i], v);
+			set_option(names[i], v);
 	}
 	for (int i = 0; i < MAX_DEVICES; i++)
 		contexts[i].device = i;
 }
 
-// fakeSet sets an option. 0: there is no such option.
-EXPORT int fakeSet(const char *name, const char *value)
+static Site *site_named(const char *name)
 {
-	pthread_mutex_lock(&lock);
-	bool ok = set(name, value);
-	for (Stream *s = first_stream(); s; s = s->next)
-		pthread_cond_signal(&s->work);
-	pthread_mutex_unlock(&lock);
-	return ok;
+	Site *s = sites;
+	while (s && strcmp(s->name, name))
+		s = s->next;
+	return s;
 }
 
-// fakeCounts writes the first n counts.
-EXPORT int fakeCounts(int64_t *out, size_t n)
-{
-	for (size_t i = 0; i < n && i < COUNTS; i++)
-		out[i] = __atomic_load_n(&counts[i], __ATOMIC_RELAXED);
-	return COUNTS;
-}
-
-// fakeCalls returns how often a function of the library was called.
+// fakeCalls returns how often a function was called.
 EXPORT uint64_t fakeCalls(const char *name)
 {
-	uint64_t n = 0;
 	pthread_mutex_lock(&books);
-	for (Site *s = sites; s; s = s->next)
-		if (!strcmp(s->name, name))
-			n += __atomic_load_n(&s->calls, __ATOMIC_RELAXED);
+	Site *s = site_named(name);
+	uint64_t n = s ? __atomic_load_n(&s->calls, __ATOMIC_RELAXED) : 0;
 	pthread_mutex_unlock(&books);
 	return n;
+}
+
+// fakeEnter is what enter is, for a function of the runtime library: it returns the error
+// that is to be injected.
+EXPORT int fakeEnter(const char *name)
+{
+	pthread_mutex_lock(&books);
+	Site *s = site_named(name);
+	if (!s) {
+		s = calloc(1, sizeof *s);
+		*s = (Site){.name = strdup(name), .listed = true, .next = sites};
+		sites = s;
+	}
+	pthread_mutex_unlock(&books);
+	return enter(s, ANYTIME);
 }
 
 // fakeViolation returns the i-th violation, NULL when there are no more (or they were
@@ -409,51 +411,6 @@ EXPORT void fakeForgive(void)
 	pthread_mutex_unlock(&books);
 }
 
-// fakeViolate notes a violation that the runtime library has seen.
-EXPORT void fakeViolate(const char *site, const char *text)
-{
-	call = site;
-	violation("%s", text);
-}
-
-// fakeCount lets the runtime library keep its counts with the rest.
-EXPORT void fakeCount(int which, int64_t by) { count(which, by); }
-
 // fakeExpire makes the contexts that threads have set void: who goes on without setting
 // it again has relied on somebody else's.
 EXPORT void fakeExpire(void) { __atomic_fetch_add(&generation, 1, __ATOMIC_ACQ_REL); }
-
-// fakeLose makes a device fail with code.
-EXPORT int fakeLose(int device, int code)
-{
-	if (device < 0 || device >= options.devices)
-		return INVALID_DEVICE;
-	pthread_mutex_lock(&lock);
-	fail(&contexts[device], code);
-	pthread_mutex_unlock(&lock);
-	return OK;
-}
-
-// fakePeek reads device or host memory as it is now: it waits for nothing.
-EXPORT int fakePeek(uint64_t addr, void *to, size_t n)
-{
-	pthread_mutex_lock(&lock);
-	Side s;
-	int e = locate(addr, n, &s);
-	if (!e && !read_at(&s, addr, to, n))
-		e = INVALID_VALUE;
-	pthread_mutex_unlock(&lock);
-	return e;
-}
-
-// fakePoke writes memory.
-EXPORT int fakePoke(uint64_t addr, const void *from, size_t n)
-{
-	pthread_mutex_lock(&lock);
-	Side s;
-	int e = locate(addr, n, &s);
-	if (!e && !write_at(&s, addr, from, n))
-		e = INVALID_VALUE;
-	pthread_mutex_unlock(&lock);
-	return e;
-}

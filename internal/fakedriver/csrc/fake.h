@@ -4,7 +4,7 @@
 // stream.c  queues and their threads; event.c: points in them
 // copy.c    copies: checked when queued, run late
 // share.c   memory and events of other processes
-// control.c options, injected errors, violations, counts
+// control.c options, injected errors, violations, counts; exports.c: what tests call
 // cuda.c, hip.c  the vendors' names and error codes over the rest
 //
 // One lock guards everything that is not said to be a thread's own. It is never held
@@ -178,6 +178,7 @@ typedef struct Binding {
 	struct timespec used;
 } Binding;
 
+bool set_option(const char *name, const char *value);
 void bind_thread(Binding *b, Context *c);
 bool binding_stale(Binding *b);
 

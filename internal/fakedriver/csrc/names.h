@@ -2,6 +2,8 @@
 #ifndef NAMES_H
 #define NAMES_H
 
+#include <stddef.h>
+
 #define CUDA_NAMES(X) \
 	X(0, "CUDA_SUCCESS") \
 	X(1, "CUDA_ERROR_INVALID_VALUE") \

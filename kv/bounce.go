@@ -41,14 +41,14 @@ type bounce struct {
 	ops   []device.Op
 }
 
-// bounce locks the cache's bounce buffer, with room for one row of halves. The caller
+// lockBounce locks the cache's bounce buffer, with room for one row of halves. The caller
 // unlocks it, unless there is an error.
 func (c *Cache) lockBounce(halves []half) (b *bounce, err error) {
 	b = &c.bounce
 	b.mu.Lock()
 	defer func() {
 		if err != nil {
-			b.mu.Unlock()
+			c.bounce.mu.Unlock()
 		}
 	}()
 	if c.closed.Load() {

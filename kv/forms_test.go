@@ -173,7 +173,9 @@ func TestConfig_LayersOfStatesAlone(t *testing.T) {
 }
 
 // TestCache_ScalesAreWrittenAndReadAsTheyAre against a walk over their tensor.
-func TestCache_ScalesAreWrittenAndReadAsTheyAre(t *testing.T) {
+func TestCache_ScalesAreWrittenAndReadAsTheyAre(t *testing.T) { onSites(t, checkScales) }
+
+func checkScales(t *testing.T, x *site) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := drawConfig(t)
 		c.ScaleBytes = rapid.IntRange(1, 4).Draw(t, "scale bytes")
@@ -182,7 +184,8 @@ func TestCache_ScalesAreWrittenAndReadAsTheyAre(t *testing.T) {
 			c.Scale = rapid.SampledFrom([]ScalePer{PerToken, PerTokenHead}).Draw(t, "scale")
 		}
 		g, a := drawGeometry(t, c)
-		cache := wrapped(t, g, 1)
+		cache, done := x.cache(t, g, 1)
+		defer done()
 		layer, nth := rapid.IntRange(0, c.Layers-1).Draw(t, "layer"), 0
 		if c.Layout != MLA {
 			nth = rapid.IntRange(0, 1).Draw(t, "nth")
@@ -191,7 +194,7 @@ func TestCache_ScalesAreWrittenAndReadAsTheyAre(t *testing.T) {
 		if c.Scale == PerTokenHead {
 			heads = c.KVHeads
 		}
-		where, want := walk(c, a), snapshot(cache)
+		where, want := walk(c, a), x.snapshot(t, cache)
 		var pages []page.ID
 		var slots []int32
 		for range rapid.IntRange(0, 9).Draw(t, "n") {
@@ -217,7 +220,7 @@ func TestCache_ScalesAreWrittenAndReadAsTheyAre(t *testing.T) {
 		if err := cache.WriteScales(layer, nth, rows, pages, slots); err != nil {
 			t.Fatal(err)
 		}
-		for r, b := range snapshot(cache) {
+		for r, b := range x.snapshot(t, cache) {
 			if !bytes.Equal(b, want[r]) {
 				t.Fatalf("region %d differs from the model", r)
 			}

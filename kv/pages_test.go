@@ -119,25 +119,28 @@ func TestOrderCopies_AnyOrderInsideAStepIsRight(t *testing.T) {
 	}
 }
 
-func TestCache_CopyPagesIsAsIfAllWereReadFirst(t *testing.T) {
-	h := openHost(t)
+func TestCache_CopyPagesIsAsIfAllWereReadFirst(t *testing.T) { onSites(t, checkCopyPages) }
+
+func checkCopyPages(t *testing.T, x *site) {
+	h := x.dev
 	s := openStream(t, h)
 	rapid.Check(t, func(t *rapid.T) {
 		g := drawPlaced(t, drawModel(t))
-		c := wrapped(t, g, 1)
+		c, done := x.cache(t, g, 1)
+		defer done()
+		before := wrapped(t, g, 1)
 		if rapid.Bool().Draw(t, "owned") {
 			owned, err := NewCache(g, h)
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer func() { _ = owned.Close() }()
-			for i, m := range c.regions {
-				copy(owned.regions[i].Bytes(), m.Bytes())
+			for i, m := range before.regions {
+				x.put(t, owned.regions[i], m.Bytes())
 			}
 			c = owned
 		}
-		before := wrapped(t, g, 1)
-		want := snapshot(c)
+		want := x.snapshot(t, c)
 		for range rapid.IntRange(1, 2).Draw(t, "calls") {
 			pairs := drawPairs(t, g.Pages())
 			for i, b := range want {
@@ -153,7 +156,7 @@ func TestCache_CopyPagesIsAsIfAllWereReadFirst(t *testing.T) {
 		if err := s.Sync(context.Background()); err != nil {
 			t.Fatal(err)
 		}
-		for i, b := range snapshot(c) {
+		for i, b := range x.snapshot(t, c) {
 			if !bytes.Equal(b, want[i]) {
 				t.Fatalf("region %d differs from the model", i)
 			}
@@ -188,32 +191,36 @@ func TestCache_CopyPagesRefusesWithoutCopying(t *testing.T) {
 	faulttest.Refused(t, zero.CopyPages(s, []page.Pair{{Dst: 0, Src: 3}}), fault.Invalid, "3 is not in 0 … 2")
 }
 
-func TestCache_CopySlotsCopiesTheFirstTokensOfEveryLayer(t *testing.T) {
-	h := openHost(t)
-	s := openStream(t, h)
+func TestCache_CopySlotsCopiesTheFirstTokensOfEveryLayer(t *testing.T) { onSites(t, checkCopySlots) }
+
+func checkCopySlots(t *testing.T, x *site) {
+	s := openStream(t, x.dev)
 	for end := range 5 {
 		g := must(small.with(func(c *Config) { c.Layout = []Layout{NHD, HND}[end%2] }).PerLayerKVFirst())(t)
-		c := wrapped(t, g, 5)
-		want := snapshot(c)
-		copySlowly(want, c, c, page.Run{Dst: 6, Src: 2, N: 1}, 0, end)
+		c, done := x.cache(t, g, 5)
+		defer done()
+		want := x.snapshot(t, c)
+		copySlowly(want, c, wrapped(t, g, 5), page.Run{Dst: 6, Src: 2, N: 1}, 0, end)
 		if err := c.CopySlots(s, page.Pair{Dst: 6, Src: 2}, end); err != nil {
 			t.Fatal(err)
 		}
 		drain(t, s)
-		for i, b := range snapshot(c) {
+		for i, b := range x.snapshot(t, c) {
 			if !bytes.Equal(b, want[i]) {
 				t.Errorf("end %d: region %d differs", end, i)
 			}
 		}
 	}
-	c := wrapped(t, must(small.LayerMajor())(t), 5)
+	c, done := x.cache(t, must(small.LayerMajor())(t), 5)
+	defer done()
 	if err := c.CopySlots(s, page.Pair{Dst: 2, Src: 2}, 3); err != nil {
 		t.Error("a page onto itself is nothing: ", err)
 	}
 	for pair, end := range map[page.Pair]int{{Dst: 7, Src: 7}: 1, {Dst: 1, Src: 7}: 1, {Dst: 1, Src: 2}: 5, {Dst: 2, Src: 2}: -1} {
 		faulttest.Refused(t, c.CopySlots(s, pair, end), fault.Invalid)
 	}
-	whole := wrapped(t, must(small.with(func(c *Config) { c.StateBytes = 3 }).LayerMajor())(t), 5)
+	whole, done := x.cache(t, must(small.with(func(c *Config) { c.StateBytes = 3 }).LayerMajor())(t), 5)
+	defer done()
 	faulttest.Refused(t, whole.CopySlots(s, page.Pair{Dst: 1, Src: 2}, 3), fault.Unsupported, "layer 20", "state")
 	if err := whole.CopySlots(s, page.Pair{Dst: 1, Src: 2}, 4); err != nil {
 		t.Error("a whole page with a state: ", err)

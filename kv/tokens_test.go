@@ -27,75 +27,80 @@ func drawRows(rng *rand.Rand, d DType, elements int) Rows {
 }
 
 func TestCache_TokensWrittenAreWhereTheWalkSaysAndAreRead(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		c := drawConfig(t)
-		g, a := drawGeometry(t, c)
-		cache := wrapped(t, g, 1)
-		rng := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 2))
-		layer := rapid.IntRange(0, c.Layers-1).Draw(t, "layer")
-		from := c.DType
-		if c.DType.float() {
-			from = rapid.SampledFrom([]DType{BF16, FP16, FP32}).Draw(t, "from")
-		}
-		heads, dim, ks := max(c.KVHeads, 1), c.dims(), 2
-		if c.Layout == MLA {
-			ks = 1
-		}
-		n := rapid.IntRange(0, 12).Draw(t, "n") // often more than there are slots: duplicates
-		var pages []page.ID
-		var slots []int32
-		for range n {
-			pages = append(pages, page.ID(rng.IntN(c.Pages)))
-			slots = append(slots, int32(rng.IntN(c.PageSize)))
-		}
-		rows := [2]Rows{drawRows(rng, from, n*heads*dim), {DType: from}}
-		if ks == 2 {
-			rows[1] = drawRows(rng, from, n*heads*dim)
-		}
+	onSites(t, func(t *testing.T, x *site) { rapid.Check(t, x.checkTokens) })
+}
 
-		// The model writes element by element, in order, so that the last wins.
-		want := snapshot(cache)
-		where := walk(c, a)
-		var written, left []byte
-		e := c.DType.unit()
-		visit := func(use func(row, k, i int, at place)) {
-			for row := range n {
-				for k := range ks {
-					for i := range heads * dim {
-						use(row, k, i, where[element{rowPart, layer, int(pages[row]), k, int(slots[row]), i / dim, i % dim}])
-					}
+func (x *site) checkTokens(t *rapid.T) {
+	c := drawConfig(t)
+	g, a := drawGeometry(t, c)
+	cache, done := x.cache(t, g, 1)
+	defer done()
+	rng := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 2))
+	layer := rapid.IntRange(0, c.Layers-1).Draw(t, "layer")
+	from := c.DType
+	if c.DType.float() {
+		from = rapid.SampledFrom([]DType{BF16, FP16, FP32}).Draw(t, "from")
+	}
+	heads, dim, ks := max(c.KVHeads, 1), c.dims(), 2
+	if c.Layout == MLA {
+		ks = 1
+	}
+	n := rapid.IntRange(0, 12).Draw(t, "n") // often more than there are slots: duplicates
+	var pages []page.ID
+	var slots []int32
+	for range n {
+		pages = append(pages, page.ID(rng.IntN(c.Pages)))
+		slots = append(slots, int32(rng.IntN(c.PageSize)))
+	}
+	rows := [2]Rows{drawRows(rng, from, n*heads*dim), {DType: from}}
+	if ks == 2 {
+		rows[1] = drawRows(rng, from, n*heads*dim)
+	}
+
+	// The model writes element by element, in order, so that the last wins.
+	want := x.snapshot(t, cache)
+	where := walk(c, a)
+	var written, left []byte
+	e := c.DType.unit()
+	visit := func(use func(row, k, i int, at place)) {
+		for row := range n {
+			for k := range ks {
+				for i := range heads * dim {
+					use(row, k, i, where[element{rowPart, layer, int(pages[row]), k, int(slots[row]), i / dim, i % dim}])
 				}
 			}
 		}
-		visit(func(row, k, i int, at place) {
-			cell := make([]byte, e)
-			convert(cell, c.DType, rows[k].Data[int64(row*heads*dim+i)*from.unit():][:from.unit()], from)
-			copy(want[at.region][at.off:], cell)
-			written = append(written, cell...)
-		})
-		visit(func(_, _, _ int, at place) { left = append(left, want[at.region][at.off:at.off+e]...) })
-
-		prefix := []byte("kept")
-		got, err := cache.WriteTokensAppend(slices.Clone(prefix), layer, rows[0], rows[1], pages, slots)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if !bytes.Equal(got, append(slices.Clone(prefix), written...)) {
-			t.Fatal("the rows given back are not the rows written")
-		}
-		for r, b := range snapshot(cache) {
-			if !bytes.Equal(b, want[r]) {
-				t.Fatalf("region %d differs from the model", r)
-			}
-		}
-		got, err = cache.ReadTokens(slices.Clone(prefix), layer, pages, slots)
-		if err != nil || !bytes.Equal(got, append(prefix, left...)) {
-			t.Fatalf("what is read is not what the slots hold: %v", err)
-		}
+	}
+	visit(func(row, k, i int, at place) {
+		cell := make([]byte, e)
+		convert(cell, c.DType, rows[k].Data[int64(row*heads*dim+i)*from.unit():][:from.unit()], from)
+		copy(want[at.region][at.off:], cell)
+		written = append(written, cell...)
 	})
+	visit(func(_, _, _ int, at place) { left = append(left, want[at.region][at.off:at.off+e]...) })
+
+	prefix := []byte("kept")
+	got, err := cache.WriteTokensAppend(slices.Clone(prefix), layer, rows[0], rows[1], pages, slots)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(got, append(slices.Clone(prefix), written...)) {
+		t.Fatal("the rows given back are not the rows written")
+	}
+	for r, b := range x.snapshot(t, cache) {
+		if !bytes.Equal(b, want[r]) {
+			t.Fatalf("region %d differs from the model", r)
+		}
+	}
+	got, err = cache.ReadTokens(slices.Clone(prefix), layer, pages, slots)
+	if err != nil || !bytes.Equal(got, append(prefix, left...)) {
+		t.Fatalf("what is read is not what the slots hold: %v", err)
+	}
 }
 
-func TestCache_JoinedKAndVAreReadApart(t *testing.T) {
+func TestCache_JoinedKAndVAreReadApart(t *testing.T) { onSites(t, checkJoined) }
+
+func checkJoined(t *testing.T, on *site) {
 	for _, x := range []struct {
 		layout       Layout
 		join         Join
@@ -107,16 +112,22 @@ func TestCache_JoinedKAndVAreReadApart(t *testing.T) {
 		{HND, JoinBlocks, "abefABEFcdghCDGH", "abefcdghABEFCDGH"},
 	} {
 		config := Config{Layout: x.layout, DType: INT8, Layers: 1, Pages: 1, PageSize: 2, KVHeads: 2, HeadDim: 2, Join: x.join}
-		c := wrapped(t, must(config.PageMajor())(t), 1)
+		c, done := on.cache(t, must(config.PageMajor())(t), 1)
+		defer done()
 		k, v := Rows{INT8, []byte("abcdefgh")}, Rows{INT8, []byte("ABCDEFGH")}
 		if err := c.WriteTokens(0, k, v, []page.ID{0, 0}, []int32{0, 1}); err != nil {
 			t.Fatal(err)
 		}
-		if got := string(c.regions[0].Bytes()); got != x.memory {
+		if got := string(on.look(t, c.regions[0])); got != x.memory {
 			t.Errorf("%+v: %s", x, got)
 		}
 		if got := must(c.ReadTokens(nil, 0, []page.ID{0, 0}, []int32{1, 0}))(t); string(got) != "efghEFGHabcdABCD" {
 			t.Errorf("%+v: read %s", x, got)
+		}
+		if !on.here() {
+			_, err := must(c.ChunkView(0, 0, 0, 2))(t).Rows()
+			faulttest.Refused(t, err, fault.Unsupported, "can't address")
+			continue
 		}
 		var rows string
 		for row := range must(must(c.ChunkView(0, 0, 0, 2))(t).Rows())(t) {
@@ -128,9 +139,12 @@ func TestCache_JoinedKAndVAreReadApart(t *testing.T) {
 	}
 }
 
-func TestCache_WriteConvertsToItsType(t *testing.T) {
+func TestCache_WriteConvertsToItsType(t *testing.T) { onSites(t, checkConverts) }
+
+func checkConverts(t *testing.T, x *site) {
 	c := Config{Layout: NHD, DType: FP16, Layers: 1, Pages: 1, PageSize: 1, KVHeads: 1, HeadDim: 4}
-	cache := wrapped(t, must(c.LayerMajor())(t), 1)
+	cache, done := x.cache(t, must(c.LayerMajor())(t), 1)
+	defer done()
 	var k []byte
 	for _, f := range []float32{1.0 / 3, 65520, 1e-7, float32(math.NaN())} {
 		k = binary.LittleEndian.AppendUint32(k, math.Float32bits(f))
@@ -143,11 +157,18 @@ func TestCache_WriteConvertsToItsType(t *testing.T) {
 	}
 }
 
-func TestCache_RefusedWritesWriteNothing(t *testing.T) {
-	c := wrapped(t, must(small.LayerMajor())(t), 1)
-	mla := wrapped(t, must(smallMLA.LayerMajor())(t), 1)
-	fp8 := wrapped(t, must(small.with(func(c *Config) { c.DType = FP8 }).LayerMajor())(t), 1)
-	opaque := wrapped(t, must(OpaqueSpec{Layers: 1, Blocks: 1, PageSize: 4, BlockBytes: 1, BlockStride: 1, RegionBytes: 1}.Geometry())(t), 1)
+func TestCache_RefusedWritesWriteNothing(t *testing.T) { onSites(t, checkRefusedWrites) }
+
+func checkRefusedWrites(t *testing.T, on *site) {
+	open := func(g *Geometry) *Cache {
+		c, done := on.cache(t, g, 1)
+		t.Cleanup(done)
+		return c
+	}
+	c := open(must(small.LayerMajor())(t))
+	mla := open(must(smallMLA.LayerMajor())(t))
+	fp8 := open(must(small.with(func(c *Config) { c.DType = FP8 }).LayerMajor())(t))
+	opaque := open(must(OpaqueSpec{Layers: 1, Blocks: 1, PageSize: 4, BlockBytes: 1, BlockStride: 1, RegionBytes: 1}.Geometry())(t))
 	row := func(d DType, n int) Rows { return Rows{d, make([]byte, n)} }
 	two, slots := []page.ID{0, 1}, []int32{0, 1}
 	for _, x := range []struct {
@@ -175,13 +196,13 @@ func TestCache_RefusedWritesWriteNothing(t *testing.T) {
 		{mla, 0, row(BF16, 40), row(BF16, 40), two, slots, fault.Invalid, "v: has 40 bytes"},
 		{opaque, 0, row(BF16, 0), row(BF16, 0), nil, nil, fault.Unsupported, "layer 0"},
 	} {
-		before := snapshot(x.cache)
+		before := on.snapshot(t, x.cache)
 		got, err := x.cache.WriteTokensAppend([]byte("x"), x.layer, x.k, x.v, x.pages, x.slots)
 		faulttest.Refused(t, err, x.kind, x.mentions)
 		if string(got) != "x" {
 			t.Errorf("%v: %d bytes were given back", err, len(got)-1)
 		}
-		for r, b := range snapshot(x.cache) {
+		for r, b := range on.snapshot(t, x.cache) {
 			if !bytes.Equal(b, before[r]) {
 				t.Errorf("%v: region %d was written", err, r)
 			}
@@ -206,7 +227,7 @@ func openHost(t *testing.T) *device.Host {
 	return h
 }
 
-func openCache(t *testing.T, h *device.Host, g *Geometry) *Cache {
+func openCache(t *testing.T, h device.Device, g *Geometry) *Cache {
 	t.Helper()
 	c := must(NewCache(g, h))(t)
 	t.Cleanup(func() {
@@ -217,7 +238,7 @@ func openCache(t *testing.T, h *device.Host, g *Geometry) *Cache {
 	return c
 }
 
-func openStream(t *testing.T, h *device.Host) device.Stream {
+func openStream(t *testing.T, h device.Device) device.Stream {
 	t.Helper()
 	s := must(h.NewStream("test"))(t)
 	t.Cleanup(func() {
@@ -235,9 +256,10 @@ func drain(t *testing.T, s device.Stream) {
 	}
 }
 
-func TestCache_OwnsZeroedMemoryOfItsDevice(t *testing.T) {
-	h := openHost(t)
-	g := must(small.PerLayerKVFirst())(t)
+func TestCache_OwnsZeroedMemoryOfItsDevice(t *testing.T) { onSites(t, checkOwns) }
+
+func checkOwns(t *testing.T, x *site) {
+	h, g := x.dev, must(small.PerLayerKVFirst())(t)
 	c := openCache(t, h, g)
 	if c.Device() != h.Name() || c.Layers() != 3 || c.Pages() != 7 || c.PageSize() != 4 || c.Layout() != NHD || c.DType() != BF16 || c.Geometry() != g {
 		t.Error("accessors do not repeat the geometry")
@@ -245,7 +267,7 @@ func TestCache_OwnsZeroedMemoryOfItsDevice(t *testing.T) {
 	if c.Bytes() != 3*7*160 || c.Base() == 0 || c.Base() != must(c.Region(0))(t).Base() {
 		t.Errorf("%d bytes at %#x", c.Bytes(), c.Base())
 	}
-	for r, b := range snapshot(c) {
+	for r, b := range x.snapshot(t, c) {
 		if int64(len(b)) != 7*160 || slices.ContainsFunc(b, func(b byte) bool { return b != 0 }) {
 			t.Errorf("region %d has %d bytes, not all zero", r, len(b))
 		}

@@ -79,3 +79,30 @@ func TestNewRoute_RefusesSharedBytes(t *testing.T) {
 		t.Errorf("met only %v", met)
 	}
 }
+
+// TestRoute_PageBoxesAreThoseOfEveryPage holds boxes and steps against the boxes of pages.
+func TestRoute_PageBoxesAreThoseOfEveryPage(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		model := drawModel(t)
+		dst, src := wrapped(t, drawPlaced(t, model), 1), wrapped(t, drawPlaced(t, model), 2)
+		r, err := NewRoute(dst, src)
+		if err != nil {
+			t.Fatal(err)
+		}
+		d := page.ID(rapid.IntRange(0, dst.Pages()-1).Draw(t, "dst"))
+		s := page.ID(rapid.IntRange(0, src.Pages()-1).Draw(t, "src"))
+		want, err := r.AppendBoxes(nil, page.Run{Dst: d, Src: s, N: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []Box
+		for _, b := range r.AppendPageBoxes(nil) {
+			b.DstOff += int64(d) * b.DstStep
+			b.SrcOff += int64(s) * b.SrcStep
+			got = append(got, b.Box)
+		}
+		if !slices.Equal(got, want) {
+			t.Fatalf("boxes %v, want %v", got, want)
+		}
+	})
+}

@@ -144,6 +144,26 @@ func (r *Route) AppendBoxes(boxes []Box, run page.Run) ([]Box, error) {
 	return boxes, nil
 }
 
+// PageBox is a box of page 0 onto page 0, and how far from it the same box of the next
+// page lies: that of page s onto page d begins s·SrcStep and d·DstStep bytes later.
+type PageBox struct {
+	Box
+	DstStep, SrcStep int64
+}
+
+// AppendPageBoxes appends what all pages have in common: the boxes that AppendBoxes
+// makes of a run of one page. Nothing is said of which pages there are.
+func (r *Route) AppendPageBoxes(boxes []PageBox) []PageBox {
+	var room [8]Box
+	for i := range r.pages {
+		l := &r.pages[i]
+		for _, b := range l.appendBoxes(room[:0], 0, 0, axis{n: 1}) {
+			boxes = append(boxes, PageBox{b, l.page.dst, l.page.src})
+		}
+	}
+	return boxes
+}
+
 // AppendTokenBoxes appends the boxes that copy tokens [t0, t1) of page src, in
 // every layer, onto the same tokens of page dst, and allocates nothing but room
 // for them. An empty range has no boxes.

@@ -2,9 +2,11 @@ package copier
 
 import (
 	"cmp"
+	"errors"
 	"sync"
 
 	"github.com/kvferry/kvferry/device"
+	"github.com/kvferry/kvferry/fault"
 	"github.com/kvferry/kvferry/kv"
 	"github.com/kvferry/kvferry/page"
 )
@@ -66,8 +68,8 @@ func (c *Accelerated) Copy(s device.Stream, r *kv.Route, pairs []page.Pair) (Mov
 
 // CopySealed is Copy of pages that nobody writes until a later ticket or event of s is
 // done, and that nothing enqueued on s before writes: sealed pages of a host pool. The
-// accelerator may read them before the stream has come to the copy. That is for host
-// memory only: pages of a device are copied as by Copy.
+// accelerator may read them before the stream has come to the copy. That is for pinned
+// host memory only: other pages are copied as by Copy.
 func (c *Accelerated) CopySealed(s device.Stream, r *kv.Route, pairs []page.Pair) (Moved, error) {
 	return c.copy(s, r, pairs, device.AnyOrder)
 }
@@ -89,7 +91,7 @@ func (c *Accelerated) copy(s device.Stream, r *kv.Route, pairs []page.Pair, o de
 		return m, nil
 	}
 	q.begin(s, linkOf(r.Dst().Device(), r.Src().Device()), o)
-	var err error
+	err := q.learn(r)
 	for i := 0; i < len(q.plan.runs) && err == nil; i++ {
 		err = q.run(r, q.plan.runs[i])
 	}
@@ -124,7 +126,7 @@ func (c *Accelerated) CopyRows(s device.Stream, dst, src Rows) (Moved, error) {
 	}
 	q := c.scratch.Get().(*enqueuer) //nolint:errcheck // made by NewAccelerated and put back here
 	defer q.done()
-	b := device.Box{Dst: dst.Mem, Src: src.Mem, DstOff: dst.Off, SrcOff: src.Off, Width: dst.Width, Rows: dst.N, Slices: 1}
+	b := kv.Box{DstOff: dst.Off, SrcOff: src.Off, Width: dst.Width, Rows: dst.N, Slices: 1}
 	switch {
 	case dst.N == 1:
 	case dst.Pitch == dst.Width && src.Pitch == src.Width: // one after the other on both sides
@@ -133,7 +135,7 @@ func (c *Accelerated) CopyRows(s device.Stream, dst, src Rows) (Moved, error) {
 		b.DstPitch, b.SrcPitch = dst.Pitch, src.Pitch
 	}
 	q.begin(s, linkOf(dst.Mem.Device(), src.Mem.Device()), device.StreamOrder)
-	err := q.box(&b)
+	err := q.box(q.way(&b), dst.Mem, src.Mem, &b, 0, 0)
 	if err == nil {
 		err = q.flush()
 	}
@@ -148,9 +150,11 @@ type enqueuer struct {
 	order device.SourceOrder
 	rows  int
 
-	plan  scratch
-	rects []device.Box
-	ops   []device.Op
+	plan   scratch
+	pages  []kv.PageBox
+	shapes []shape // of pages
+	rects  []device.Box
+	ops    []device.Op
 }
 
 func (q *enqueuer) begin(s device.Stream, l Link, o device.SourceOrder) {
@@ -167,67 +171,109 @@ func (q *enqueuer) done() {
 	q.of.scratch.Put(q)
 }
 
+// shape is a box of every page.
+type shape struct {
+	kv.PageBox
+	dst, src *device.Memory
+	way      Way
+}
+
+// learn works out what all pages of r have in common.
+func (q *enqueuer) learn(r *kv.Route) error {
+	q.pages, q.shapes = r.AppendPageBoxes(q.pages[:0]), q.shapes[:0]
+	for i := range q.pages {
+		b := &q.pages[i]
+		dst, src, err := ends(r, &b.Box)
+		if err != nil {
+			return err
+		}
+		q.shapes = append(q.shapes, shape{PageBox: *b, dst: dst, src: src, way: q.way(&b.Box)})
+	}
+	return nil
+}
+
+// ends returns the memories of a box.
+func ends(r *kv.Route, b *kv.Box) (dst, src *device.Memory, err error) {
+	if dst, err = r.Dst().Region(b.DstRegion); err != nil {
+		return nil, nil, err
+	}
+	src, err = r.Src().Region(b.SrcRegion)
+	return dst, src, err
+}
+
 // run takes the boxes of a run of pages.
 func (q *enqueuer) run(r *kv.Route, run page.Run) (err error) {
+	if run.N == 1 {
+		for i := range q.shapes {
+			b := &q.shapes[i]
+			if err := q.box(b.way, b.dst, b.src, &b.Box, int64(run.Dst)*b.DstStep, int64(run.Src)*b.SrcStep); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
 	if q.plan.boxes, err = r.AppendBoxes(q.plan.boxes[:0], run); err != nil {
 		return err
 	}
 	for i := range q.plan.boxes {
 		b := &q.plan.boxes[i]
-		dst, err := r.Dst().Region(b.DstRegion)
+		dst, src, err := ends(r, b)
 		if err != nil {
 			return err
 		}
-		src, err := r.Src().Region(b.SrcRegion)
-		if err != nil {
-			return err
-		}
-		box := device.Box{
-			Dst: dst, Src: src, DstOff: b.DstOff, SrcOff: b.SrcOff, Width: b.Width, Rows: b.Rows, Slices: b.Slices,
-			DstPitch: b.DstPitch, SrcPitch: b.SrcPitch, DstSlice: b.DstSlice, SrcSlice: b.SrcSlice,
-		}
-		if err := q.box(&box); err != nil {
+		if err := q.box(q.way(b), dst, src, b, 0, 0); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// box takes a box, and enqueues what there is enough of.
-func (q *enqueuer) box(b *device.Box) error {
-	q.rows += b.Rows * b.Slices
+// way returns how b is copied: as the crossovers say, and the engine can.
+func (q *enqueuer) way(b *kv.Box) Way {
 	n := rowsOfACall(b, &q.of.limits)
-	way := q.of.ways.Way(q.link, b.Width, n)
-	if way == InRectangles && n == 1 || way == InBatches && q.of.most == 0 {
-		way = OneByOne
-		if n > 1 {
-			way = InRectangles
-		}
+	switch way := q.of.ways.Way(q.link, b.Width, n); {
+	case way == InBatches && q.of.most > 0, way == InRectangles && n > 1, way == OneByOne:
+		return way
+	case n > 1:
+		return InRectangles
 	}
+	return OneByOne
+}
+
+// box takes a box, so many bytes further on, and enqueues what there is enough of.
+func (q *enqueuer) box(way Way, dst, src *device.Memory, b *kv.Box, to, from int64) error {
+	q.rows += b.Rows * b.Slices
+	to, from = to+b.DstOff, from+b.SrcOff
 	if way == InRectangles {
-		q.rects = append(q.rects, *b)
+		q.rects = append(q.rects, device.Box{
+			Dst: dst, Src: src, DstOff: to, SrcOff: from, Width: b.Width, Rows: b.Rows, Slices: b.Slices,
+			DstPitch: b.DstPitch, SrcPitch: b.SrcPitch, DstSlice: b.DstSlice, SrcSlice: b.SrcSlice,
+		})
 		return q.enoughRects()
 	}
 	for slice := range int64(b.Slices) {
-		for row := range int64(b.Rows) {
-			dst, src := b.DstOff+slice*b.DstSlice+row*b.DstPitch, b.SrcOff+slice*b.SrcSlice+row*b.SrcPitch
-			if way == InBatches {
-				q.ops = append(q.ops, device.Op{Dst: b.Dst, DstOff: dst, Src: b.Src, SrcOff: src, Bytes: b.Width})
-				if len(q.ops) < q.of.most {
-					continue
-				}
-				if err := q.batch(); err != nil {
-					return err
-				}
-				continue
-			}
-			q.rects = append(q.rects, device.Box{Dst: b.Dst, DstOff: dst, Src: b.Src, SrcOff: src, Width: b.Width, Rows: 1, Slices: 1})
-			if err := q.enoughRects(); err != nil {
+		to, from := to+slice*b.DstSlice, from+slice*b.SrcSlice
+		for range b.Rows {
+			if err := q.row(way, dst, src, to, from, b.Width); err != nil {
 				return err
 			}
+			to, from = to+b.DstPitch, from+b.SrcPitch
 		}
 	}
 	return nil
+}
+
+// row takes a row of a box.
+func (q *enqueuer) row(way Way, dst, src *device.Memory, to, from, width int64) error {
+	if way == InBatches {
+		q.ops = append(q.ops, device.Op{Dst: dst, DstOff: to, Src: src, SrcOff: from, Bytes: width})
+		if len(q.ops) < q.of.most {
+			return nil
+		}
+		return q.batch()
+	}
+	q.rects = append(q.rects, device.Box{Dst: dst, DstOff: to, Src: src, SrcOff: from, Width: width, Rows: 1, Slices: 1})
+	return q.enoughRects()
 }
 
 func (q *enqueuer) enoughRects() error {
@@ -247,6 +293,11 @@ func (q *enqueuer) boxes() error {
 // batch enqueues the copies taken so far.
 func (q *enqueuer) batch() error {
 	err := q.of.on.CopyBatch(q.s, q.of.engine, q.ops, q.order, q.of.most)
+	if q.order == device.AnyOrder && errors.Is(err, fault.Invalid) {
+		// Refused whole: a source is not pinned, so it is read in the order of the stream.
+		q.order = device.StreamOrder
+		err = q.of.on.CopyBatch(q.s, q.of.engine, q.ops, q.order, q.of.most)
+	}
 	q.ops = q.ops[:0]
 	return err
 }

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/kvferry/kvferry/device"
+	"github.com/kvferry/kvferry/kv"
 )
 
 // Way is how an accelerator copies the rows of a box. All ways move the same bytes.
@@ -154,7 +155,7 @@ func (c *Crossovers) String() string {
 
 // rowsOfACall returns how many rows of a box one call of an engine can copy: all of
 // them where two axes nest alike on both sides, or the longer axis.
-func rowsOfACall(b *device.Box, l *device.EngineLimits) int {
+func rowsOfACall(b *kv.Box, l *device.EngineLimits) int {
 	rows, slices := b.Rows, b.Slices
 	switch {
 	case l.MaxPitch == 0:

@@ -1,0 +1,4 @@
+package copier
+
+// Every is w for all boxes, for tests of one way.
+func Every(w Way) Crossovers { return every(w) }

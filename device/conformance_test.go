@@ -1,6 +1,7 @@
 package device_test
 
 import (
+	"errors"
 	"fmt"
 	"testing"
 
@@ -23,6 +24,10 @@ func conform(t *testing.T, o device.HostOptions) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return devicetest.Harness{Device: h, Hold: h.Hold, Fail: h.Fail}
+		return devicetest.Harness{Device: h, Hold: h.Hold, Fail: func(s device.Stream) error {
+			broken := errors.New("broken on purpose")
+			h.Fail(s, broken)
+			return broken
+		}}
 	})
 }

@@ -12,8 +12,8 @@ import (
 type pins struct {
 	by        *Accelerator
 	stretches []span // pinned; sorted, and they do not overlap
-	pageable  bool      // bytes outside the stretches may be copied, too
-	next      *pins     // of another accelerator
+	pageable  bool   // bytes outside the stretches may be copied, too
+	next      *pins  // of another accelerator
 }
 
 // span is bytes [off, end) of a memory, registered with the driver by one call.

@@ -76,8 +76,9 @@ func (d *Driver) NewStream(p device.Priority) (device.StreamHandle, error) {
 		return d.NewStreamOf(1)
 	case device.LowPriority:
 		return d.NewStreamOf(-1)
+	default:
+		return d.NewStreamOf(0)
 	}
-	return d.NewStreamOf(0)
 }
 
 // Close gives up this process's hold on the device. Memory that is open must be closed

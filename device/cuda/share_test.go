@@ -32,13 +32,13 @@ func TestProcess(t *testing.T) {
 	}
 	r := open(t, "0", fakedriver.Options{Version: version})
 	p := &process{rig: r, s: r.stream()}
-	fmt.Println("ready")
+	p.say("ready")
 	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
 		answer, err := p.do(strings.Fields(in.Text()))
 		if err != nil {
 			answer = fmt.Sprint("error: ", fault.KindOf(err), ": ", strings.ReplaceAll(err.Error(), "\n", " "))
 		}
-		fmt.Println("answer", answer)
+		p.say("answer " + answer)
 	}
 }
 
@@ -50,6 +50,12 @@ type process struct {
 	opened *cuda.Opened
 	event  *cuda.SharedEvent
 	shared *cuda.Shared
+}
+
+func (p *process) say(line string) {
+	p.Helper()
+	_, err := fmt.Fprintln(os.Stdout, line)
+	p.must(err)
 }
 
 const shareBytes = 64 << 10

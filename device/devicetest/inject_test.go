@@ -119,7 +119,11 @@ func TestInjector_WithoutRulesPassesTheSuite(t *testing.T) {
 		return devicetest.Harness{
 			Device: in.Device(host),
 			Hold:   func(s device.Stream) func() { return host.Hold(devicetest.Unwrap(s)) },
-			Fail:   func(s device.Stream, err error) { host.Fail(devicetest.Unwrap(s), err) },
+			Fail: func(s device.Stream) error {
+				broken := errors.New("broken on purpose")
+				host.Fail(devicetest.Unwrap(s), broken)
+				return broken
+			},
 		}
 	})
 }

@@ -32,9 +32,16 @@ type Harness struct {
 	// Without it, the cases of order are skipped.
 	Hold func(s device.Stream) (release func())
 
-	// Fail makes the next copy enqueued on a stream fail with err when its turn
-	// comes. Without it, the cases of failed streams are skipped.
-	Fail func(s device.Stream, err error)
+	// Fail makes the next copy enqueued on a stream fail when its turn comes, and
+	// returns the error to look for. Without it, the cases of failures are skipped.
+	Fail func(s device.Stream) (want error)
+
+	// FailsDevice says that such a failure takes the whole device with it.
+	FailsDevice bool
+
+	// Host returns host memory that the device can copy from and to. Without it, memory
+	// of the device takes its place.
+	Host func(bytes int64) (*device.Memory, error)
 
 	// Write and Read move bytes between the test and idle memory. They may be
 	// left out when the host can address the device's memory.
@@ -65,6 +72,8 @@ func cases() []testCase {
 	all = append(all, digestCases...)
 	all = append(all, orderCases()...)
 	all = append(all, endCases...)
+	all = append(all, hostCases...)
+	all = append(all, acceleratorCases()...)
 	return append(all, randomCases...)
 }
 
@@ -75,6 +84,7 @@ type rig struct {
 	memories []*device.Memory
 	streams  []device.Stream
 	releases []func()
+	cause    error // the first failure that the case has injected
 }
 
 func (r *rig) close() {
@@ -82,7 +92,7 @@ func (r *rig) close() {
 		release()
 	}
 	for _, s := range r.streams {
-		if err := s.Close(); err != nil && !errors.Is(err, errBroken) {
+		if err := s.Close(); err != nil && (r.cause == nil || !errors.Is(err, fault.Device)) {
 			r.Errorf("close of stream %s: %v", s.Name(), err)
 		}
 	}
@@ -95,9 +105,6 @@ func (r *rig) close() {
 		r.Errorf("close of the device: %v", err)
 	}
 }
-
-// errBroken is the failure that cases inject.
-var errBroken = errors.New("broken on purpose")
 
 func (r *rig) must(err error) {
 	r.Helper()
@@ -129,6 +136,26 @@ func (r *rig) page(bytes int64, who byte) *device.Memory {
 	return m
 }
 
+// hostAlloc returns host memory that the device can reach.
+func (r *rig) hostAlloc(bytes int64) *device.Memory {
+	r.Helper()
+	if r.Host == nil {
+		return r.alloc(bytes)
+	}
+	m, err := r.Host(bytes)
+	r.must(err)
+	r.memories = append(r.memories, m)
+	return m
+}
+
+// hostPage returns host memory that holds what who writes.
+func (r *rig) hostPage(bytes int64, who byte) *device.Memory {
+	r.Helper()
+	m := r.hostAlloc(bytes)
+	r.write(m, contents(who, 0, bytes))
+	return m
+}
+
 func (r *rig) stream(name string) device.Stream {
 	r.Helper()
 	s, err := r.Device.NewStream(name)
@@ -155,12 +182,23 @@ func (r *rig) hold(s device.Stream) (release func()) {
 	return release
 }
 
+// sabotage makes the next copy enqueued on s fail.
 func (r *rig) sabotage(s device.Stream) {
 	r.Helper()
 	if r.Fail == nil {
 		r.Skip("this harness cannot make a stream fail")
 	}
-	r.Fail(s, errBroken)
+	if err := r.Fail(s); r.cause == nil {
+		r.cause = err
+	}
+}
+
+// alone skips the case when a failure is not one of a stream alone.
+func (r *rig) alone() {
+	r.Helper()
+	if r.FailsDevice {
+		r.Skip("a failure takes the whole device")
+	}
 }
 
 func (r *rig) copy(s device.Stream, ops ...device.Op) {
@@ -229,7 +267,7 @@ func (r *rig) stillOpen(what string, t *device.Ticket) {
 
 func (r *rig) write(m *device.Memory, b []byte) {
 	r.Helper()
-	if r.Write != nil {
+	if m.Bytes() == nil {
 		r.must(r.Write(m, 0, b))
 		return
 	}
@@ -239,7 +277,7 @@ func (r *rig) write(m *device.Memory, b []byte) {
 func (r *rig) read(m *device.Memory, off, n int64) []byte {
 	r.Helper()
 	b := make([]byte, n)
-	if r.Read != nil {
+	if m.Bytes() == nil {
 		r.must(r.Read(m, off, b))
 		return b
 	}

@@ -45,7 +45,6 @@ type transfer struct {
 	rows     []row
 	read     [][]byte // what rows hold, when the sources were read at the call
 	regions  []*region
-	yields   int
 	prepared bool
 }
 
@@ -98,39 +97,38 @@ func (q *queue) serve() {
 
 // next waits until the first command may run. False: there will be none.
 func (q *queue) next() bool {
-	for ; ; q.d.changed.Wait() {
+	for {
 		if q.d.lost != nil {
 			q.skipAll()
 		}
-		if len(q.commands) == 0 {
-			if q.closed {
-				return false
-			}
-			continue
-		}
-		if q.ran >= q.wanted && !q.closed {
-			continue
-		}
-		c := q.commands[0]
-		if c.wait != nil && !c.wait.done {
+		switch c := q.first(); {
+		case c == nil && q.closed:
+			return false
+		case c == nil, q.ran >= q.wanted && !q.closed:
+		case c.wait != nil && !c.wait.done:
 			c.wait.q.want(c.wait.index)
-			continue
-		}
-		if c.copy != nil && q.err == nil {
+		case c.copy != nil && !c.copy.prepared && q.err == nil:
 			q.prepare(c.copy)
-			if q.d.lost != nil {
-				q.skipAll()
-				continue
-			}
-		}
-		if q.holds == 0 {
+			continue // anything may have changed
+		case q.holds == 0:
 			return true
 		}
+		q.d.changed.Wait()
 	}
+}
+
+func (q *queue) first() *command {
+	if len(q.commands) == 0 {
+		return nil
+	}
+	return &q.commands[0]
 }
 
 // skipAll ends everything queued on a device that was lost.
 func (q *queue) skipAll() {
+	if len(q.commands) == 0 {
+		return
+	}
 	for _, c := range q.commands {
 		if c.record != nil {
 			c.record.done, c.record.err = true, fault.Wrap(fault.Device, "stream", q.d.lost)
@@ -144,11 +142,8 @@ func (q *queue) skipAll() {
 	q.d.changed.Broadcast()
 }
 
-// prepare scribbles over what t is about to write, once, and lets others go first.
+// prepare scribbles over what t is about to write, and lets others go first.
 func (q *queue) prepare(t *transfer) {
-	if t.prepared {
-		return
-	}
 	t.prepared = true
 	for _, r := range t.rows {
 		if !r.to.gone {

@@ -24,7 +24,7 @@ var flags = []string{"-shared", "-fPIC", "-O1", "-g", "-pthread", "-std=gnu11", 
 
 // Files of the libraries, beside those that all drivers share.
 var (
-	coreFiles    = []string{"control.c", "copy.c", "event.c", "exports.c", "memory.c", "share.c", "stream.c", "vmm.c"}
+	coreFiles    = []string{"control.c", "copy.c", "event.c", "exports.c", "memory.c", "pin.c", "share.c", "stream.c", "vmm.c"}
 	cudaFiles    = append([]string{"cuda.c", "cudacopy.c", "cudashare.c"}, coreFiles...)
 	hipFiles     = append([]string{"hip.c", "hipshare.c"}, coreFiles...)
 	runtimeFiles = []string{"cudart.c"}

@@ -61,6 +61,8 @@ func newRig(tb testing.TB, o Options) *rig {
 		r.must("cuInit", 0)
 		r.bind(0)
 	} else {
+		runtime.LockOSThread()
+		tb.Cleanup(runtime.UnlockOSThread)
 		r.must("hipInit", 0)
 		r.must("hipSetDevice", 0)
 	}
@@ -97,6 +99,17 @@ func (r *rig) want(code int, name string, args ...uintptr) {
 	}
 }
 
+// expect is Expect, where "" wants no violation.
+func (r *rig) expect(says string) {
+	r.tb.Helper()
+	if all := r.Violations(); says == "" && len(all) > 0 {
+		r.tb.Errorf("violations %q", all)
+	}
+	if says != "" {
+		r.Expect(says)
+	}
+}
+
 // word calls a function whose first argument is where its answer goes.
 func (r *rig) word(name string, args ...uintptr) uintptr {
 	r.tb.Helper()
@@ -126,14 +139,14 @@ func (r *rig) alloc(bytes int) uintptr {
 func (r *rig) newStream() uintptr {
 	r.tb.Helper()
 	s := r.word(r.either("cuStreamCreateWithPriority", "hipStreamCreateWithPriority"), 1, 0)
-	r.tb.Cleanup(func() { r.must(r.either("cuStreamDestroy_v2", "hipStreamDestroy"), s) })
+	r.tb.Cleanup(func() { r.call(r.either("cuStreamDestroy_v2", "hipStreamDestroy"), s) })
 	return s
 }
 
 func (r *rig) newEvent(flags uintptr) uintptr {
 	r.tb.Helper()
 	e := r.word(r.either("cuEventCreate", "hipEventCreateWithFlags"), flags)
-	r.tb.Cleanup(func() { r.must(r.either("cuEventDestroy_v2", "hipEventDestroy"), e) })
+	r.tb.Cleanup(func() { r.call(r.either("cuEventDestroy_v2", "hipEventDestroy"), e) })
 	return e
 }
 

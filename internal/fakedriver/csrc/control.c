@@ -99,14 +99,24 @@ void nap_us(long us)
 		;
 }
 
-bool go_heap(uint64_t addr, uint64_t bytes) { return addr + bytes > 0xc000000000 && addr < 0xd000000000; }
+// go_memory reports whether an address is that of a Go value: the heap, where stacks lie
+// too, and the data of the program. The kernel chooses addresses for mappings that nobody
+// asks a place for, this library's among them, and Go asks for places far below: since
+// Go 1.26 at random ones.
+bool go_memory(uint64_t addr, uint64_t bytes)
+{
+	static const uint64_t mappings = 0x550000000000, heap = 0xc000000000, heap_end = 0xd000000000;
+	if ((uint64_t)own_counts > mappings)
+		return addr < mappings;
+	return addr + bytes > heap && addr < heap_end;
+}
 
 bool usable(const void *p)
 {
 	if (!p)
 		return false;
-	if (go_heap((uint64_t)p, 1)) {
-		violation("pointer %p into the Go heap", p);
+	if (go_memory((uint64_t)p, 1)) {
+		violation("pointer %p to Go memory", p);
 		return false;
 	}
 	return true;

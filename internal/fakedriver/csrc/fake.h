@@ -1,6 +1,6 @@
 // A strict fake of a vendor's driver: what the files of it share.
 //
-// memory.c  who owns which addresses, and how the fake reaches them
+// memory.c  who owns which addresses, and how the fake reaches them; pin.c: host memory
 // stream.c  queues and their threads; event.c: points in them
 // copy.c    copies: checked when queued, run late
 // share.c   memory and events of other processes
@@ -193,7 +193,7 @@ bool binding_stale(Binding *b);
 // ended is what a call returns that has ended something.
 int ended(int e);
 
-// WANT refuses a pointer that the call can't use: none, or one into the Go heap.
+// WANT refuses a pointer that the call can't use: none, or one to Go memory.
 #define WANT(p)                                             \
 	do {                                                \
 		if (!usable((const void *)(p)))             \
@@ -201,7 +201,7 @@ int ended(int e);
 	} while (0)
 
 bool usable(const void *p);
-bool go_heap(uint64_t addr, uint64_t bytes);
+bool go_memory(uint64_t addr, uint64_t bytes);
 
 void violation(const char *format, ...) PRINTF(1, 2);
 
@@ -254,8 +254,12 @@ Memory *new_memory(int kind, Context *c, uint64_t size); // locked; DEVICE or PI
 Memory *open_memory(Context *c, int fd, uint64_t size);  // locked; OPENED, takes fd
 Memory *reserve_memory(uint64_t size);                   // locked; RESERVED
 Memory *nth_memory(size_t i);                            // locked; NULL after the last
+Memory *last_memory(uint64_t addr);                      // locked; that begins at addr or before
+int unknown_address(uint64_t addr);                      // locked; notes why it can't be freed
+size_t round_up(size_t n, size_t to);
 void insert_memory(Memory *m);                           // locked
 void drop_memory(Memory *m);                             // locked
+bool in_use(Memory *m);                                  // locked
 void unpend(Memory *m);                                  // locked; one less is pending
 void own_pages(const Side *s, uint64_t bytes, bool writes, int by); // locked
 char *reach(const Side *s, uint64_t addr);

@@ -10,7 +10,6 @@
 #include "fake.h"
 
 #include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -34,7 +33,7 @@ static size_t deaths;
 
 static uint64_t last_id;
 
-static size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
 // place returns the index of the first memory that begins after addr.
 static size_t place(uint64_t addr)
@@ -52,11 +51,8 @@ static size_t place(uint64_t addr)
 
 Memory *find_memory(uint64_t addr)
 {
-	size_t i = place(addr);
-	if (i == 0)
-		return NULL;
-	Memory *m = table[i - 1];
-	return addr - m->base < m->size ? m : NULL;
+	Memory *m = last_memory(addr);
+	return m && addr - m->base < m->size ? m : NULL;
 }
 
 void insert_memory(Memory *m)
@@ -111,8 +107,8 @@ int locate(uint64_t addr, uint64_t bytes, Side *s)
 {
 	s->addr = addr;
 	s->memory = NULL;
-	if (go_heap(addr, bytes)) {
-		violation("address %#lx is in the Go heap", addr);
+	if (go_memory(addr, bytes)) {
+		violation("address %#lx is Go memory", addr);
 		return INVALID_VALUE;
 	}
 	Memory *m = find_memory(addr);
@@ -135,7 +131,7 @@ int locate(uint64_t addr, uint64_t bytes, Side *s)
 	}
 	size_t i = place(addr);
 	if (i < live && table[i]->base - addr < bytes) {
-		violation("[%#lx, +%#lx) begins outside of the registered [%#lx, +%#lx)", addr, bytes, table[i]->base, table[i]->size);
+		violation("[%#lx, +%#lx) begins outside of [%#lx, +%#lx), which it reaches into", addr, bytes, table[i]->base, table[i]->size);
 		return INVALID_VALUE;
 	}
 	if (!mapped(addr, bytes)) {
@@ -225,6 +221,12 @@ Memory *reserve_memory(uint64_t size)
 	return m;
 }
 
+Memory *last_memory(uint64_t addr)
+{
+	size_t i = place(addr);
+	return i ? table[i - 1] : NULL;
+}
+
 Memory *nth_memory(size_t i) { return i < live ? table[i] : NULL; }
 
 static void release(Memory *m)
@@ -281,6 +283,15 @@ static void settle_memory(Memory *m)
 {
 	while (m->pending)
 		pthread_cond_wait(&progress, &lock);
+}
+
+// in_use reports whether queued copies need a memory. Those of a device that has failed
+// are waited for: they are dropped, or end.
+bool in_use(Memory *m)
+{
+	if (m->context->failed)
+		settle_memory(m);
+	return m->pending;
 }
 
 // own_pages notes that a copy will write or read [s.addr, +bytes), or no longer does, and
@@ -391,23 +402,7 @@ int allocate(Context *c, uint64_t *out, uint64_t size)
 	return m ? OK : OUT_OF_MEMORY;
 }
 
-int allocate_host(Context *c, uint64_t *out, uint64_t size)
-{
-	if (!size)
-		return INVALID_VALUE;
-	if (size > options.register_limit)
-		return OUT_OF_MEMORY;
-	pthread_mutex_lock(&lock);
-	Memory *m = new_memory(PINNED, c, size);
-	if (m) {
-		count(LIVE_PINNED, 1);
-		*out = m->base;
-	}
-	pthread_mutex_unlock(&lock);
-	return m ? OK : OUT_OF_MEMORY;
-}
-
-static int unknown_address(uint64_t addr)
+int unknown_address(uint64_t addr)
 {
 	if (is_dead(addr))
 		violation("address %#lx is freed twice", addr);
@@ -434,125 +429,6 @@ int free_device(Context *c, uint64_t addr)
 				pthread_cond_signal(&s->work);
 			}
 		settle_memory(m);
-		drop_memory(m);
-	}
-	pthread_mutex_unlock(&lock);
-	return e;
-}
-
-int free_host(uint64_t addr)
-{
-	pthread_mutex_lock(&lock);
-	Memory *m = find_memory(addr);
-	int e = OK;
-	if (!m || m->base != addr || m->kind != PINNED) {
-		e = unknown_address(addr);
-	} else {
-		if (m->pending)
-			violation("pinned memory %#lx is freed while copies of it are queued", addr);
-		drop_memory(m);
-	}
-	pthread_mutex_unlock(&lock);
-	return e;
-}
-
-// second_mapping returns another mapping of [lo, lo+n), or NULL: only shared memory of
-// one file, mapped in one piece, can have one.
-static char *second_mapping(uint64_t lo, size_t n)
-{
-	FILE *f = fopen("/proc/self/maps", "re");
-	if (!f)
-		return NULL;
-	char line[512], access[5];
-	unsigned long from, to, off, inode, want = lo, next_off = 0, first_inode = 0;
-	bool whole = false;
-	while (!whole && fgets(line, sizeof line, f)) {
-		if (sscanf(line, "%lx-%lx %4s %lx %*s %lu", &from, &to, access, &off, &inode) != 5 || to <= want)
-			continue;
-		if (from > want || access[3] != 's' || !inode || (first_inode && (inode != first_inode || off != next_off)))
-			break;
-		first_inode = inode;
-		next_off = off + (to - from);
-		want = to;
-		whole = want >= lo + n;
-	}
-	fclose(f);
-	if (!whole)
-		return NULL;
-	void *p = mremap((void *)lo, 0, n, MREMAP_MAYMOVE);
-	if (p == MAP_FAILED)
-		return NULL;
-	mprotect(p, n, PROT_READ | PROT_WRITE);
-	return p;
-}
-
-static bool wholly_mapped(uint64_t lo, size_t n)
-{
-	unsigned char v[1024];
-	for (size_t done = 0; done < n;) {
-		size_t part = n - done < sizeof v * OS_PAGE ? n - done : sizeof v * OS_PAGE;
-		if (mincore((void *)(lo + done), part, v))
-			return false;
-		done += part;
-	}
-	return true;
-}
-
-int register_host(Context *c, uint64_t addr, uint64_t size)
-{
-	if (!size || addr + size < addr)
-		return INVALID_VALUE;
-	if (go_heap(addr, size)) {
-		violation("[%#lx, +%#lx) of the Go heap is registered", addr, size);
-		return INVALID_VALUE;
-	}
-	if (options.register_code)
-		return options.register_code;
-	if (size > options.register_limit)
-		return OUT_OF_MEMORY;
-	uint64_t lo = addr & ~(uint64_t)(OS_PAGE - 1), hi = round_up(addr + size, OS_PAGE);
-	if (!wholly_mapped(lo, hi - lo)) {
-		violation("[%#lx, +%#lx) is registered, but not mapped", addr, size);
-		return INVALID_VALUE;
-	}
-	pthread_mutex_lock(&lock);
-	size_t i = place(hi - 1);
-	if (i > 0 && round_up(table[i - 1]->base + table[i - 1]->size, OS_PAGE) > lo) {
-		pthread_mutex_unlock(&lock);
-		return ALREADY_REGISTERED;
-	}
-	Memory *m = calloc(1, sizeof *m);
-	m->kind = REGISTERED;
-	m->context = c;
-	m->base = addr;
-	m->size = size;
-	m->mapped = hi - lo;
-	m->fd = -1;
-	m->alias = second_mapping(lo, hi - lo);
-	if (m->alias && options.protect) {
-		m->writers = calloc(m->mapped / OS_PAGE, sizeof *m->writers);
-		m->readers = calloc(m->mapped / OS_PAGE, sizeof *m->readers);
-	}
-	insert_memory(m);
-	count(LIVE_REGISTERED, 1);
-	count(REGISTERED_BYTES, (int64_t)size);
-	pthread_mutex_unlock(&lock);
-	return OK;
-}
-
-int unregister_host(uint64_t addr)
-{
-	pthread_mutex_lock(&lock);
-	Memory *m = find_memory(addr);
-	int e = OK;
-	if (!m || m->base != addr || m->kind != REGISTERED) {
-		violation("address %#lx is not what was registered", addr);
-		e = NOT_REGISTERED;
-	} else {
-		if (m->pending)
-			violation("host memory %#lx is unregistered while copies of it are queued", addr);
-		if (!wholly_mapped(addr & ~(uint64_t)(OS_PAGE - 1), m->mapped))
-			violation("host memory %#lx was unmapped while it was registered", addr);
 		drop_memory(m);
 	}
 	pthread_mutex_unlock(&lock);

@@ -133,7 +133,7 @@ int ipc_close(Context *c, uint64_t addr, int bad)
 	} else {
 		if (m->context != c)
 			violation("memory that device %d has opened is closed with device %d current", m->context->device, c->device);
-		if (m->refs == 1 && m->pending)
+		if (m->refs == 1 && in_use(m))
 			violation("memory of another process is closed while copies of it are queued");
 		count(LIVE_OPENED, -1);
 		if (--m->refs == 0)

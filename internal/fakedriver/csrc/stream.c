@@ -135,8 +135,7 @@ static void append(Stream *s, Op *o)
 	else
 		s->head = o;
 	s->tail = o;
-	if (s->demand >= o->seq || options.mode != LAZY || !o->next)
-		pthread_cond_signal(&s->work);
+	pthread_cond_signal(&s->work);
 }
 
 Record *new_record(Stream *s, int refs)

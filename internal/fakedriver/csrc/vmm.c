@@ -260,7 +260,7 @@ int vmm_unmap(uint64_t addr, size_t size)
 		violation("[%#lx, +%#lx) is not what was mapped", addr, size);
 		e = INVALID_VALUE;
 	} else {
-		if (m->pending) {
+		if (in_use(m)) {
 			violation("memory is unmapped while copies of it are queued");
 			wait_idle(m->context);
 		}

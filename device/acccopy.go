@@ -50,6 +50,19 @@ func (p *place) seek(off int64) {
 	}
 }
 
+// holds makes m the memory of p, and reports whether all of b's side in it is in one
+// pinned stretch.
+func (p *place) holds(a *Accelerator, b *Box, m *Memory, off, pitch, slice int64) bool {
+	if p.m != m {
+		p.enter(a, m)
+	}
+	n, _ := extent(b.Width, int64(b.Rows), pitch, int64(b.Slices), slice)
+	if !p.has(m, off, n) {
+		p.seek(off)
+	}
+	return p.pinned && p.has(m, off, n)
+}
+
 // object is what an error of an entry of a call is about.
 type object struct {
 	call, entry, side string
@@ -341,27 +354,28 @@ func (s *accStream) copyBoxes(e int, boxes []Box) error {
 		if b.empty() {
 			continue
 		}
-		if dst.m != b.Dst {
-			dst.enter(s.a, b.Dst)
-		}
-		if src.m != b.Src {
-			src.enter(s.a, b.Src)
-		}
-		s.boxes = cutBox(s.boxes[:0], Rect{
+		whole := dst.holds(s.a, b, b.Dst, b.DstOff, b.DstPitch, b.DstSlice)
+		whole = src.holds(s.a, b, b.Src, b.SrcOff, b.SrcPitch, b.SrcSlice) && whole
+		r := Rect{
 			Dst: dst.base + uintptr(b.DstOff), Src: src.base + uintptr(b.SrcOff),
 			Width: b.Width, Rows: int64(b.Rows), Slices: int64(b.Slices),
 			DstPitch: b.DstPitch, SrcPitch: b.SrcPitch, DstSlice: b.DstSlice, SrcSlice: b.SrcSlice,
-		}, &s.a.limits[e])
-		for _, r := range s.boxes {
-			s.rects = split(s.rects, r, &dst.fence, &src.fence)
-			if len(s.rects) >= rectChunk {
-				if err := s.flushRects(e); err != nil {
-					return s.enqueued(err, pageable)
-				}
+		}
+		if whole {
+			s.rects = cutBox(s.rects, r, &s.a.limits[e])
+		} else {
+			s.boxes = cutBox(s.boxes[:0], r, &s.a.limits[e])
+			for _, r := range s.boxes {
+				s.rects = split(s.rects, r, &dst.fence, &src.fence)
+			}
+			pageable += dst.pageable + src.pageable
+			dst.pageable, src.pageable = 0, 0
+		}
+		if len(s.rects) >= rectChunk {
+			if err := s.flushRects(e); err != nil {
+				return s.enqueued(err, pageable)
 			}
 		}
-		pageable += dst.pageable + src.pageable
-		dst.pageable, src.pageable = 0, 0
 	}
 	err = s.flushRects(e)
 	if cap(s.boxes) > keepRects {

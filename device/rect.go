@@ -1,18 +1,16 @@
 package device
 
-import "math"
-
 // A box is cut into what an engine takes in three steps, each a function of its
-// arguments alone: simplest makes it as simple as it is, cutBox makes rects within the
+// arguments alone: simplify makes it as simple as it is, cutBox makes rects within the
 // limits of the engine, and fences split those that would leave a pinned stretch.
 
 // maxFolds is how many ways of folding a pitch are tried.
 const maxFolds = 64
 
-// simplest returns r, whose counts are all at least 1, with the fewest rows: what is
+// simplify makes r, whose counts are all at least 1, one of the fewest rows: what is
 // adjacent on both sides becomes wider or longer, and what is left of one dimension
 // becomes rows. Slices are more than 1 only when rows are.
-func simplest(r Rect) Rect {
+func simplify(r *Rect) {
 	for {
 		switch {
 		case r.Rows > 1 && r.DstPitch == r.Width && r.SrcPitch == r.Width:
@@ -20,13 +18,13 @@ func simplest(r Rect) Rect {
 		case r.Slices > 1 && r.DstSlice == r.Width && r.SrcSlice == r.Width:
 			r.Width, r.Slices = r.Width*r.Slices, 1
 		case r.Rows == 1 && r.Slices > 1:
-			r = turn(r)
+			*r = turn(*r)
 		case r.Slices > 1 && r.DstSlice == r.Rows*r.DstPitch && r.SrcSlice == r.Rows*r.SrcPitch:
 			r.Rows, r.Slices = r.Rows*r.Slices, 1
 		case r.Slices > 1 && r.DstPitch == r.Slices*r.DstSlice && r.SrcPitch == r.Slices*r.SrcSlice:
-			r = turn(r)
+			*r = turn(*r)
 		default:
-			return r
+			return
 		}
 	}
 }
@@ -45,15 +43,18 @@ func cutBox(out []Rect, r Rect, l *EngineLimits) []Rect {
 	if r.Width <= 0 || r.Rows <= 0 || r.Slices <= 0 {
 		return out
 	}
-	r = simplest(r)
+	simplify(&r)
+	if r.Slices == 1 && (r.Rows == 1 || isFlat(&r, l)) {
+		return append(out, r)
+	}
 	if r.Slices == 1 {
 		return cutSlice(out, r, l)
 	}
-	turned := turn(r)
-	switch {
-	case isBox(&r, l):
+	if isBox(&r, l) {
 		return append(out, r)
-	case isBox(&turned, l):
+	}
+	turned := turn(r)
+	if isBox(&turned, l) {
 		return append(out, turned)
 	}
 	if turned.Slices*calls(turned, l) < r.Slices*calls(r, l) {
@@ -103,9 +104,11 @@ func isFlat(r *Rect, l *EngineLimits) bool {
 
 // isBox reports whether r can be one 3-D copy.
 func isBox(r *Rect, l *EngineLimits) bool {
-	return l.Boxes && isFlat(r, l) &&
-		r.DstSlice%r.DstPitch == 0 && r.DstSlice/r.DstPitch >= r.Rows &&
-		r.SrcSlice%r.SrcPitch == 0 && r.SrcSlice/r.SrcPitch >= r.Rows
+	if !l.Boxes || !isFlat(r, l) {
+		return false
+	}
+	dst, src := r.DstSlice/r.DstPitch, r.SrcSlice/r.SrcPitch
+	return dst >= r.Rows && dst*r.DstPitch == r.DstSlice && src >= r.Rows && src*r.SrcPitch == r.SrcSlice
 }
 
 // fold makes the rows of r, which has one slice, slices of one row. Their stride may be
@@ -139,16 +142,24 @@ func foldPitch(stride, width, most int64) int64 {
 // extent returns how many bytes lie between the first and the last of rows, on one
 // side; false when that is more than there can be.
 func extent(width, rows, pitch, slices, slice int64) (int64, bool) {
-	n := width
-	for _, d := range [...]struct{ count, stride int64 }{{rows, pitch}, {slices, slice}} {
-		if d.count > 1 {
-			if d.stride < 0 || d.stride > (math.MaxInt64-n)/(d.count-1) {
-				return 0, false
-			}
-			n += (d.count - 1) * d.stride
-		}
+	a, okA := spread(rows, pitch)
+	b, okB := spread(slices, slice)
+	n := a + b + width // each less than 2^62
+	return n, okA && okB && width < 1<<62 && n >= 0
+}
+
+// spread returns how far the last of count things is from the first.
+func spread(count, stride int64) (int64, bool) {
+	if count <= 1 {
+		return 0, true
 	}
-	return n, true
+	if uint64(count|stride) < 1<<31 { // as nearly always: without the division
+		return (count - 1) * stride, true
+	}
+	if stride < 0 || stride >= (1<<62)/count {
+		return 0, false
+	}
+	return (count - 1) * stride, true
 }
 
 // fence is a side of rects: a memory at base, and what may not be crossed in it.

@@ -30,14 +30,20 @@ func unordered(t *testing.T, o Options, ordered bool) *engine {
 	return e
 }
 
+// busy is a copy that is about nothing.
+func (e *engine) busy() []device.Op {
+	dst, to, _ := e.g.stage([]byte{1})
+	src, from, _ := e.g.stage([]byte{2})
+	return []device.Op{{Dst: dst, DstOff: to, Src: src, SrcOff: from, Bytes: 1}}
+}
+
 func TestCompute_HeldBackNobodyWaits(t *testing.T) {
 	tokens := text(1, 0, 18)
 	e := newEngine(t, geometry(t, shape), Options{HostPages: 4}, true)
 	e.cold(tokens[:8])
 	release := e.hold(e.compute)
 	// Something of the engine's is under way: a stream with nothing to do holds nobody up.
-	busy := device.Op{Dst: device.WrapHost(make([]byte, 1)), Src: device.WrapHost(make([]byte, 1)), Bytes: 1}
-	noError(t, e.compute.Copy([]device.Op{busy}))
+	noError(t, e.compute.Copy(e.busy()))
 	r := must(e.ingest("a", tokens, 18))(t)
 	equal(t, "matched", must(r.match())(t).Pages, 2)
 	noError(t, r.admit(patience(t), 14))
@@ -69,7 +75,8 @@ func TestCompute_ReadsBehindTheLoad(t *testing.T) {
 
 			r = must(e.ingest("a", tokens, 9))(t)
 			equal(t, "matched", must(r.match())(t).Pages, 2)
-			clear(must(e.cache.Region(0))(t).Bytes()) // what the device held is gone
+			region := must(e.cache.Region(0))(t)
+			e.g.poke(region, 0, make([]byte, region.Size())) // what the device held is gone
 			release := e.hold(e.m.Copies())
 			noError(t, r.admit(t.Context(), 9))
 			wait := must(r.readLater(0, 8))(t)
@@ -80,6 +87,7 @@ func TestCompute_ReadsBehindTheLoad(t *testing.T) {
 			release()
 			got := must(wait())(t)
 			equal(t, "right bytes", bytes.Equal(got, wanted(r.trail[:8], 0, e.row)), ordered)
+			e.g.raced(!ordered)
 		})
 	}
 }
@@ -113,6 +121,7 @@ func TestCompute_LoadWaitsForReads(t *testing.T) {
 			got := must(wait())(t)
 			equal(t, "right bytes", bytes.Equal(got, wanted(reader.trail[:32], 0, e.row)), ordered)
 			noError(t, r.adm.Wait(t.Context()))
+			e.g.raced(!ordered)
 		})
 	}
 }
@@ -146,6 +155,7 @@ func TestCompute_DemotionWaitsForWrites(t *testing.T) {
 			got := must(must(r.readLater(0, 8))(t)())(t)
 			equal(t, "right bytes", bytes.Equal(got, wanted(r.trail[:8], 0, e.row)), ordered)
 			e.check()
+			e.g.raced(!ordered)
 		})
 	}
 }
@@ -157,15 +167,13 @@ func TestCompute_FailedStreamIsReported(t *testing.T) {
 	e := newEngine(t, geometry(t, shape), Options{HostPages: 4}, true)
 	e.cold(tokens)
 	e.failed = true
-	e.dev.Fail(e.compute, errCable)
-	noError(t, e.compute.Copy([]device.Op{{
-		Dst: device.WrapHost(make([]byte, 1)), Src: device.WrapHost(make([]byte, 1)), Bytes: 1,
-	}}))
-	equal(t, "failed", errors.Is(e.compute.Sync(t.Context()), errCable), true)
+	e.cable = e.g.fail(e.compute)
+	noError(t, e.compute.Copy(e.busy()))
+	equal(t, "failed", errors.Is(e.compute.Sync(t.Context()), e.cable), true)
 	r := must(e.ingest("a", tokens, 9))(t)
 	equal(t, "matched", must(r.match())(t).Pages, 2)
 	noError(t, r.admit(t.Context(), 9))
-	equal(t, "reported", errors.Is(r.adm.Wait(t.Context()), errCable), true)
+	equal(t, "reported", errors.Is(r.adm.Wait(t.Context()), e.cable), true)
 	equal(t, "refused", r.s.Commit(1) != nil, true)
 	noError(t, r.s.Remove())
 	e.check()

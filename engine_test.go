@@ -31,7 +31,8 @@ var root = prefix.Namespace{Model: "test", HashScheme: prefix.SchemeTokens}.Root
 // whatever the page size and layout, and a stale or foreign byte shows.
 type engine struct {
 	t       testing.TB
-	dev     *device.Host
+	g       *ground
+	dev     device.Device
 	cache   *kv.Cache
 	compute device.Stream // nil: the engine works on the calling goroutine, and waits
 	m       *Manager
@@ -40,6 +41,7 @@ type engine struct {
 	row     int                  // bytes a token in one layer: [2, heads, dim] elements, or [latent]
 	in      *devicetest.Injector // nil: nothing goes wrong
 	failed  bool                 // a stream failed: Close reports it
+	cable   error                // with which
 
 	mu    sync.Mutex
 	loads []*device.Ticket // guarded by mu: everything that nobody waited for
@@ -55,8 +57,13 @@ func newEngine(t testing.TB, g *kv.Geometry, o Options, streams bool) *engine {
 // newPlaguedEngine is newEngine with things that go wrong between device and host.
 func newPlaguedEngine(t testing.TB, g *kv.Geometry, o Options, streams bool, in *devicetest.Injector) *engine {
 	t.Helper()
-	e := &engine{t: t, size: g.PageSize(), in: in, failed: in != nil}
-	e.dev = must(device.OpenHost(device.HostOptions{}))(t)
+	return newEngineOn(t, openGround(t, *flagDevice), g, o, streams, in)
+}
+
+// newEngineOn is newPlaguedEngine on a device.
+func newEngineOn(t testing.TB, on *ground, g *kv.Geometry, o Options, streams bool, in *devicetest.Injector) *engine {
+	t.Helper()
+	e := &engine{t: t, g: on, dev: on.dev, size: g.PageSize(), in: in, failed: in != nil}
 	e.cache = must(kv.NewCache(g, e.dev))(t)
 	for l := range g.Layers() {
 		e.layers = append(e.layers, must(g.Layer(l))(t))
@@ -64,9 +71,12 @@ func newPlaguedEngine(t testing.TB, g *kv.Geometry, o Options, streams bool, in 
 	if g.Layers() > 0 {
 		e.row = int(g.PageBytes()) / g.Layers() / e.size
 	}
-	o.Cache, o.Device = e.cache, e.dev
+	o.Cache, o.Device, o.Host = e.cache, e.dev, on.host
+	if o.Copier == nil {
+		o.Copier = on.copier
+	}
 	if in != nil {
-		o.Device, o.Copier = in.Device(e.dev), copiertest.Inject(copier.NewPortable(), in)
+		o.Device, o.Copier = on.plagued(in), copiertest.Inject(copier.NewPortable(), in)
 	}
 	if streams {
 		e.compute = must(e.dev.NewStream("compute"))(t)
@@ -88,14 +98,14 @@ func (e *engine) close() {
 			e.t.Error(err)
 		}
 	}
-	if err := errors.Join(e.cache.Close(), e.dev.Close()); err != nil {
+	if err := e.cache.Close(); err != nil {
 		e.t.Error(err)
 	}
 }
 
 // hold holds s back until release is called, or the test ends.
 func (e *engine) hold(s device.Stream) (release func()) {
-	release = e.dev.Hold(devicetest.Unwrap(s))
+	release = e.g.hold(s)
 	e.t.Cleanup(release) // runs before close, which waits for s
 	return release
 }
@@ -314,7 +324,13 @@ func (r *run) write(from, end int) error {
 	for l := range e.layers {
 		var ops []device.Op
 		rows := wanted(r.trail[min(from, end):end], l, e.row)
-		staged := device.WrapHost(rows)
+		if e.compute == nil && e.g.acc != nil {
+			if err := r.writeTokens(l, from, end, rows); err != nil {
+				return err
+			}
+			continue
+		}
+		staged, off, free := e.g.stage(rows)
 		for t := from; t < end; t++ {
 			for _, x := range e.stretches(nil, pages, l, t) {
 				region, err := e.cache.Region(x.region)
@@ -326,16 +342,44 @@ func (r *run) write(from, end int) error {
 					copy(region.Bytes()[x.off:x.off+int64(x.n)], rows[src:])
 					continue
 				}
-				ops = append(ops, device.Op{Dst: region, DstOff: x.off, Src: staged, SrcOff: int64(src), Bytes: int64(x.n)})
+				ops = append(ops, device.Op{Dst: region, DstOff: x.off, Src: staged, SrcOff: off + int64(src), Bytes: int64(x.n)})
 			}
 		}
-		if e.compute != nil && len(ops) > 0 {
-			if err := e.compute.Copy(ops); err != nil {
-				return err
-			}
+		if e.compute == nil || len(ops) == 0 {
+			free.Complete(nil)
+			continue
+		}
+		if err := e.compute.Copy(ops); err != nil {
+			return err
+		}
+		if err := e.compute.Signal(free); err != nil {
+			return err
 		}
 	}
 	return nil
+}
+
+// writeTokens is write for one layer, into memory that the host can't address.
+func (r *run) writeTokens(layer, from, end int, rows []byte) error {
+	c := r.e.cache
+	k, v := kv.Rows{DType: c.DType(), Data: rows}, kv.Rows{DType: c.DType()}
+	if c.Layout() != kv.MLA {
+		k.Data = nil
+		for row := range slices.Chunk(rows, r.e.row) {
+			k.Data, v.Data = append(k.Data, row[:len(row)/2]...), append(v.Data, row[len(row)/2:]...)
+		}
+	}
+	pages, slots := r.slots(from, end)
+	return c.WriteTokens(layer, k, v, pages, slots)
+}
+
+// slots are those of tokens from to end.
+func (r *run) slots(from, end int) (pages []page.ID, slots []int32) {
+	own := r.s.Pages(nil)
+	for t := from; t < end; t++ {
+		pages, slots = append(pages, own[t/r.e.size]), append(slots, int32(t%r.e.size))
+	}
+	return pages, slots
 }
 
 // read returns what the first n tokens look like in one layer.
@@ -347,11 +391,7 @@ func (r *run) read(layer, n int) ([]byte, error) {
 		}
 		return wait()
 	}
-	pages, slots := make([]page.ID, n), make([]int32, n)
-	own := r.s.Pages(nil)
-	for t := range n {
-		pages[t], slots[t] = own[t/r.e.size], int32(t%r.e.size)
-	}
+	pages, slots := r.slots(0, n)
 	return r.e.cache.ReadTokens(nil, layer, pages, slots)
 }
 
@@ -359,7 +399,7 @@ func (r *run) read(layer, n int) ([]byte, error) {
 func (r *run) readLater(layer, n int) (wait func() ([]byte, error), err error) {
 	e, pages := r.e, r.s.Pages(nil)
 	got := make([]byte, n*e.row)
-	dst := device.WrapHost(got)
+	dst, from, free := e.g.stage(got)
 	var ops []device.Op
 	for t := range n {
 		for _, x := range e.stretches(nil, pages, layer, t) {
@@ -367,13 +407,18 @@ func (r *run) readLater(layer, n int) (wait func() ([]byte, error), err error) {
 			if err != nil {
 				return nil, err
 			}
-			ops = append(ops, device.Op{Dst: dst, DstOff: int64(t*e.row + x.logical), Src: region, SrcOff: x.off, Bytes: int64(x.n)})
+			ops = append(ops, device.Op{Dst: dst, DstOff: from + int64(t*e.row+x.logical), Src: region, SrcOff: x.off, Bytes: int64(x.n)})
 		}
 	}
 	if err := e.compute.Copy(ops); err != nil {
 		return nil, err
 	}
-	return func() ([]byte, error) { return got, e.compute.Sync(context.Background()) }, nil
+	return func() ([]byte, error) {
+		err := e.compute.Sync(context.Background())
+		copy(got, dst.Bytes()[from:])
+		free.Complete(nil)
+		return got, err
+	}, nil
 }
 
 // hostPage finds the host page that holds page i of r's prompt.

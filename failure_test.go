@@ -16,12 +16,10 @@ import (
 	"github.com/kvferry/kvferry/store"
 )
 
-var errCable = errors.New("somebody pulled the cable")
-
 // breakCopies makes the next copy between device and host fail.
 func (e *engine) breakCopies() {
 	e.failed = true
-	e.dev.Fail(e.m.Copies(), errCable)
+	e.cable = e.g.fail(e.m.Copies())
 }
 
 // cold stores tokens and moves their whole pages to the host.
@@ -50,12 +48,12 @@ func TestFailedLoad_IsLatchedAndNothingBehindItIsShared(t *testing.T) {
 			for range 2 {
 				err := adm.Wait(t.Context())
 				faulttest.Refused(t, err, fault.Device)
-				equal(t, "caused by the failure", errors.Is(err, errCable), true)
+				equal(t, "caused by the failure", errors.Is(err, e.cable), true)
 			}
 			equal(t, "done", adm.Done(), true)
 			e.check()
 			for range 2 { // latched
-				faulttest.Refused(t, r.s.Commit(5), fault.Device, `sequence "a"`, errCable.Error())
+				faulttest.Refused(t, r.s.Commit(5), fault.Device, `sequence "a"`, e.cable.Error())
 				_, err := r.s.Admit(t.Context(), 9)
 				faulttest.Refused(t, err, fault.Device, `sequence "a"`)
 				equal(t, "stored", r.s.Stored(), 8)

@@ -84,7 +84,7 @@ func TestMetamorphic_Faults(t *testing.T) {
 	var runs []plagued
 	for _, c := range configs() {
 		for _, rules := range plagues {
-			if c.host > 0 {
+			if c.host > 0 && c.device != "cuda" && c.device != "hip" { // whose streams fail in tests of their own
 				runs = append(runs, plagued{c.name, *flagSeed, 0, rules})
 			}
 		}

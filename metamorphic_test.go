@@ -1,6 +1,7 @@
 package kvferry
 
 import (
+	"cmp"
 	"errors"
 	"flag"
 	"fmt"
@@ -32,8 +33,9 @@ type config struct {
 	host      int
 	inclusive bool
 	through   bool
-	slack     int  // device pages more than the operations need at most
-	streams   bool // the engine works on Options.Compute and waits for nothing; streams are late
+	slack     int    // device pages more than the operations need at most
+	streams   bool   // the engine works on Options.Compute and waits for nothing; streams are late
+	device    string // "": that of the flag
 }
 
 func configs() []config {
@@ -66,6 +68,12 @@ func configs() []config {
 		{name: "streams-host-1", c: hnd, make: kv.Config.PageMajor, host: 1, streams: true},
 		{name: "streams-no-host-pool", c: sized(2), make: kv.Config.PerLayerKVFirst, streams: true},
 		{name: "streams-write-through", c: sized(2), make: kv.Config.LayerMajor, host: 64, through: true, streams: true},
+		{name: "accelerator", c: shape, make: kv.Config.LayerMajor, host: 64, device: "random"},
+		{name: "accelerator-streams", c: hnd, make: kv.Config.PerLayerKVFirst, host: 7, streams: true, device: "random"},
+		{name: "accelerator-write-through", c: sized(2), make: kv.Config.LayerMajor, host: 64, through: true, streams: true, device: "lazy"},
+		{name: "cuda", c: sized(16), make: kv.Config.LayerMajor, host: 64, device: "cuda"},
+		{name: "cuda-streams", c: half, make: kv.Config.LayerMajor, host: 64, streams: true, device: "cuda"},
+		{name: "hip-streams", c: mla, make: kv.Config.PageMajor, host: 7, streams: true, device: "hip"},
 		{name: "streams-inclusive", c: mla, make: kv.Config.PageMajor, host: 7, inclusive: true, streams: true},
 	}
 }
@@ -79,7 +87,7 @@ func (c config) open(t *testing.T, ops []op, in *devicetest.Injector) *engine {
 		c.c.Pages++
 	}
 	o := Options{HostPages: c.host, Inclusive: c.inclusive, WriteThrough: c.through}
-	return newPlaguedEngine(t, must(c.make(c.c))(t), o, c.streams, in)
+	return newEngineOn(t, openGround(t, cmp.Or(c.device, *flagDevice)), must(c.make(c.c))(t), o, c.streams, in)
 }
 
 // player does ops on one engine, beside the model.
@@ -234,11 +242,11 @@ func (p *player) reload(r *run, s modelSequence) error {
 // dawdle holds the copies back, sometimes, unless somebody must wait for them now.
 func (p *player) dawdle(pages int) {
 	switch {
-	case p.e.compute == nil || p.e.in != nil || p.e.m.NumFree() < pages || p.rng.IntN(2) == 0:
+	case p.e.compute == nil || !p.e.g.holds() || p.e.in != nil || p.e.m.NumFree() < pages || p.rng.IntN(2) == 0:
 	case p.e.m.Copies() != nil && p.rng.IntN(2) == 0:
-		p.release = p.e.dev.Hold(p.e.m.Copies())
+		p.release = p.e.g.hold(p.e.m.Copies())
 	default:
-		p.release = p.e.dev.Hold(p.e.compute)
+		p.release = p.e.g.hold(p.e.compute)
 	}
 }
 
@@ -413,7 +421,7 @@ func TestMetamorphic_SeesWhatIsWrong(t *testing.T) {
 				for id := range page.ID(p.e.cache.Pages()) {
 					chunks, _ := p.e.cache.Chunks(nil, 1, id, 0, p.e.size)
 					region, _ := p.e.cache.Region(chunks[0].Region)
-					region.Bytes()[chunks[0].Off] ^= 0x10
+					p.e.g.poke(region, chunks[0].Off, []byte{0x10})
 				}
 			}
 		}, "wrong byte"},

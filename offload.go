@@ -147,8 +147,9 @@ func (s *Sequence) pagesAt(at []int) []page.ID {
 func (s *Sequence) name() hostpool.Name { return hostpool.Name(s.id) }
 
 // offload copies pages to the host under name, making room once, and waits. When it
-// fails nothing is left there. Copies cut short by ctx only read; what they have read
-// goes to nobody.
+// fails nothing is left there; a copy that was refused halfway has drained, whatever ctx
+// says, for the pages may be somebody else's to write next. Copies cut short by ctx only
+// read; what they have read goes to nobody.
 func (m *Manager) offload(ctx context.Context, name hostpool.Name, pages []page.ID, o hostpool.Offloaded) error {
 	err := m.pool.Offload(m.copies, name, pages, o)
 	var full *page.FullError
@@ -156,6 +157,9 @@ func (m *Manager) offload(ctx context.Context, name hostpool.Name, pages []page.
 		err = m.pool.Offload(m.copies, name, pages, o)
 	}
 	if err != nil {
+		if errors.Is(err, fault.Device) {
+			_ = m.pool.Wait(context.WithoutCancel(ctx)) // ends with the stream's work
+		}
 		return err
 	}
 	if err := m.pool.Settle(ctx, name); err != nil {

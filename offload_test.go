@@ -1,6 +1,7 @@
 package kvferry
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -22,10 +23,7 @@ func (e *engine) poison() {
 		}
 		for l := range e.layers {
 			for _, c := range must(e.cache.Chunks(nil, l, id, 0, e.size))(e.t) {
-				b := must(e.cache.Region(c.Region))(e.t).Bytes()[c.Off:][:c.Bytes]
-				for i := range b {
-					b[i] = 0xAB
-				}
+				e.g.poke(must(e.cache.Region(c.Region))(e.t), c.Off, bytes.Repeat([]byte{0xAB}, int(c.Bytes)))
 			}
 		}
 	}

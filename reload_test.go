@@ -236,8 +236,8 @@ func TestOffload_WhoseCopyFailsStrandsNothing(t *testing.T) {
 	a.offload(2)
 	e.breakCopies()
 	freed, err := e.m.Offload(t.Context(), "r")
-	faulttest.Refused(t, err, fault.Device, `sequence "r"/"b"`, errCable.Error())
-	equal(t, "cause", errors.Is(err, errCable), true)
+	faulttest.Refused(t, err, fault.Device, `sequence "r"/"b"`, e.cable.Error())
+	equal(t, "cause", errors.Is(err, e.cable), true)
 	equal(t, "freed", freed, 0)
 	equal(t, "b", b.s.IsOffloaded(), false)
 	equal(t, "host pages free", e.m.Pool().NumFree(), 6)
@@ -270,10 +270,10 @@ func TestReload_ThatDoesNotArriveIsLatched(t *testing.T) {
 			release := e.hold(e.m.Copies()) // or the later copies are refused at once
 			got := must(r.s.Reload(t.Context()))(t)
 			release()
-			faulttest.Refused(t, got.Wait(t.Context()), fault.Device, errCable.Error())
+			faulttest.Refused(t, got.Wait(t.Context()), fault.Device, e.cable.Error())
 			for range 2 {
 				_, err := r.s.Admit(t.Context(), 1)
-				faulttest.Refused(t, err, fault.Device, errCable.Error())
+				faulttest.Refused(t, err, fault.Device, e.cable.Error())
 				faulttest.Refused(t, r.s.Commit(0), fault.Device)
 				_, err = r.s.Offload(t.Context())
 				faulttest.Refused(t, err, fault.Device)

@@ -104,11 +104,11 @@ func (s *injectedStream) Copy(ops []device.Op) error {
 		return err
 	}
 	if err := s.of.in.Hit(FailStream); err != nil {
-		host, ok := s.of.Device.(*device.Host)
+		d, ok := s.of.Device.(interface{ Fail(s device.Stream, err error) })
 		if !ok {
 			return fmt.Errorf("devicetest: %q needs a host device, not %T", FailStream, s.of.Device)
 		}
-		host.Fail(s.Stream, err)
+		d.Fail(s.Stream, err)
 	}
 	return s.Stream.Copy(ops)
 }

@@ -1,7 +1,6 @@
 package fakedriver
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"embed"
@@ -66,10 +65,7 @@ func compiled(tb testing.TB, files []string, version int) string {
 	if _, err := os.Stat(library); err == nil {
 		return library
 	}
-	check(tb, os.MkdirAll(dir, 0o700))
-	work, err := os.MkdirTemp(dir, "build-")
-	check(tb, err)
-	defer func() { _ = os.RemoveAll(work) }() // what stays is in the cache's way of nobody
+	work := tb.TempDir()
 	c, err := fs.Sub(sources, "csrc")
 	check(tb, err)
 	check(tb, os.CopyFS(work, c))
@@ -79,31 +75,42 @@ func compiled(tb testing.TB, files []string, version int) string {
 	args = append(args, "-ldl")
 	cmd := exec.CommandContext(context.Background(), path, args...)
 	cmd.Dir = work
-	var said bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &said, &said
-	if err := cmd.Run(); err != nil {
-		tb.Fatalf("%s: %v\n%s", cmd, err, said.String())
+	if said, err := cmd.CombinedOutput(); err != nil {
+		tb.Fatalf("%s: %v\n%s", cmd, err, said)
 	}
-	// Who looks for the library finds all of it, or none.
-	check(tb, os.Rename(out, library))
+	publish(tb, out, library)
 	return library
+}
+
+// publish puts a library into the cache, where who looks for it finds all of it, or none.
+func publish(tb testing.TB, out, library string) {
+	tb.Helper()
+	check(tb, os.MkdirAll(filepath.Dir(library), 0o700))
+	text, err := os.ReadFile(out)
+	check(tb, err)
+	f, err := os.CreateTemp(filepath.Dir(library), "new-")
+	check(tb, err)
+	_, err = f.Write(text)
+	check(tb, err)
+	check(tb, f.Close())
+	check(tb, os.Rename(f.Name(), library))
 }
 
 // digest names what is built from files, and how.
 func digest(tb testing.TB, compiler string, args, files []string) string {
 	tb.Helper()
 	h := sha256.New()
-	fmt.Fprintln(h, compiler, args, files)
+	add := func(what ...any) { h.Write(fmt.Appendln(nil, what...)) }
+	add(compiler, args, files)
 	if info, err := os.Stat(compiler); err == nil {
-		fmt.Fprintln(h, info.Size(), info.ModTime().UnixNano())
+		add(info.Size(), info.ModTime().UnixNano())
 	}
 	check(tb, fs.WalkDir(sources, ".", func(name string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return err
 		}
 		text, err := sources.ReadFile(name)
-		fmt.Fprintln(h, name, len(text))
-		h.Write(text)
+		add(name, len(text), string(text))
 		return err
 	}))
 	return hex.EncodeToString(h.Sum(nil)[:12])

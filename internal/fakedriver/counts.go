@@ -50,7 +50,7 @@ func (c *Counts) fields() [countFields]*int64 {
 }
 
 // Leaks says what is live, "" when nothing is.
-func (c Counts) Leaks() string {
+func (c *Counts) Leaks() string {
 	var live []string
 	fields := c.fields()
 	for i, name := range liveNames {

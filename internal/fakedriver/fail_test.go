@@ -2,6 +2,7 @@ package fakedriver
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -86,8 +87,8 @@ func (s *spy) Errorf(format string, args ...any) {
 func (s *spy) Cleanup(f func()) { s.cleanup = append(s.cleanup, f) }
 
 func (s *spy) end() string {
-	for i := len(s.cleanup) - 1; i >= 0; i-- {
-		s.cleanup[i]()
+	for _, f := range slices.Backward(s.cleanup) {
+		f()
 	}
 	return strings.Join(s.said, "\n")
 }
@@ -128,5 +129,23 @@ func TestLoadsAreApart(t *testing.T) {
 	a.alloc(64)
 	if a.Path() == b.Path() || b.Counts().DeviceMemories != 0 || a.Counts().DeviceMemories != 1 {
 		t.Error("two fakes share their state")
+	}
+}
+
+// TestEndOfProcess: and so do the processes that it has started.
+func TestEndOfProcess(t *testing.T) {
+	for vendor, says := range map[Vendor][]string{
+		CUDA: {"cuMemFree_v2: address 0x1 is not what was allocated", "released with 0 streams, 0 events and 1 memories"},
+		HIP:  {"hipFree: address 0x1 is not what was allocated", "left behind: 1 device memories"},
+	} {
+		r := newRig(t, Options{Vendor: vendor})
+		s := &spy{TB: t}
+		r.spawnFor(s, "forget", nil).wait()
+		got := s.end()
+		for _, want := range says {
+			if !strings.Contains(got, want) {
+				t.Errorf("%s: got %q, want %q", vendor, got, want)
+			}
+		}
 	}
 }

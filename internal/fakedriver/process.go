@@ -62,8 +62,8 @@ func Env(tb testing.TB, o Options) []string {
 		}
 		words := make([]uint64, countFields)
 		check(tb, binary.Read(bytes.NewReader(text), binary.NativeEndian, words))
-		if leaks := countsOf(words).Leaks(); leaks != "" {
-			tb.Errorf("%s, in a process: left behind: %s", o.Vendor, leaks)
+		if c := countsOf(words); c.Leaks() != "" {
+			tb.Errorf("%s, in a process: left behind: %s", o.Vendor, c.Leaks())
 		}
 	})
 	return env

@@ -196,12 +196,11 @@ func (r *rig) register(b []byte) {
 }
 
 // noise fills b with bytes that tell where they belong.
-func noise(b []byte, seed uint64) []byte {
+func noise(b []byte, seed uint64) {
 	random := rand.New(rand.NewPCG(seed, 1))
 	for i := range b {
 		b[i] = byte(random.Uint32())
 	}
-	return b
 }
 
 func same(tb testing.TB, what string, got, want []byte) {

@@ -46,6 +46,29 @@ var memoryCases = []testCase{
 		r.must(m.Free())
 		r.wantKind("second free", m.Free(), fault.Closed)
 	}},
+	{"Free_UnderACopyIsRefused", func(r *rig) {
+		src, mid, dst := r.page(64, 's'), r.alloc(64), r.alloc(64)
+		a, b := r.stream("a"), r.stream("b")
+		release := r.hold(a)
+		r.copy(a, whole(mid, src))
+		e := r.record(a)
+		r.must(b.Wait(e))
+		r.copy(b, whole(dst, mid))
+		t := r.signal(b)
+		for _, m := range []*device.Memory{src, mid, dst} {
+			r.wantKind("free under a copy", m.Free(), fault.Busy)
+		}
+		release()
+		r.must(r.outcome(t))
+		// What comes before the ticket is over, on any stream.
+		if !e.Done() {
+			r.Error("the event before the ticket is not done")
+		}
+		r.want("destination", dst, 0, contents('s', 0, 64))
+		for _, m := range []*device.Memory{src, mid, dst} {
+			r.must(m.Free())
+		}
+	}},
 	{"Free_MemoryIsNotCopiedAnyMore", func(r *rig) {
 		gone, here, s := r.alloc(64), r.page(64, 'a'), r.stream("s")
 		other := r.page(64, 'b')

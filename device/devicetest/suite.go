@@ -84,6 +84,7 @@ type rig struct {
 	memories []*device.Memory
 	streams  []device.Stream
 	releases []func()
+	hosts    []*device.Host
 	cause    error // the first failure that the case has injected
 }
 
@@ -103,6 +104,11 @@ func (r *rig) close() {
 	}
 	if err := r.Device.Close(); err != nil {
 		r.Errorf("close of the device: %v", err)
+	}
+	for _, h := range r.hosts {
+		if err := h.Close(); err != nil {
+			r.Errorf("close of a host device: %v", err)
+		}
 	}
 }
 

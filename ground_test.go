@@ -93,7 +93,7 @@ type failing struct {
 	g *ground
 }
 
-func (f *failing) Fail(s device.Stream, _ error) { f.g.fail(s) }
+func (f *failing) Fail(s device.Stream, _ error) { _ = f.g.fail(s) }
 
 func (g *ground) handle(s device.Stream) device.StreamHandle {
 	h, ok := g.acc.Handle(devicetest.Unwrap(s))
@@ -232,7 +232,7 @@ func TestLost_EveryWaitEndsAndNothingIsGivenAwayEarly(t *testing.T) {
 					noError(t, e.compute.Sync(t.Context()))
 				}
 				release := e.hold(e.m.Copies())
-				e.g.fake.FailCopy(e.g.handle(e.m.Copies()), device.Lost)
+				_ = e.g.fake.FailCopy(e.g.handle(e.m.Copies()), device.Lost)
 				var wait func() error
 				switch step {
 				case "demotion":
@@ -247,7 +247,7 @@ func TestLost_EveryWaitEndsAndNothingIsGivenAwayEarly(t *testing.T) {
 					back := must(r.s.Reload(t.Context()))(t)
 					wait = func() error { return back.Wait(t.Context()) }
 				case "idle":
-					e.g.fake.Lose()
+					_ = e.g.fake.Lose()
 					wait = func() error { _, err := r.s.Offload(t.Context()); return err }
 				}
 				ended := make(chan error, 1)

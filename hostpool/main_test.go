@@ -3,16 +3,41 @@ package hostpool
 import (
 	"bytes"
 	"context"
+	"errors"
+	"flag"
 	"math/rand/v2"
+	"os"
+	"os/exec"
 	"testing"
 
+	"github.com/kvferry/kvferry/copier"
 	"github.com/kvferry/kvferry/device"
+	"github.com/kvferry/kvferry/device/devicetest"
 	"github.com/kvferry/kvferry/internal/leaktest"
 	"github.com/kvferry/kvferry/kv"
 	"github.com/kvferry/kvferry/page"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
+
+var flagDevice = flag.String("device", "host", "device of the caches in the tests: host, or eager, lazy or random (accelerators in Go)")
+
+// TestAll_OnAnAccelerator runs the tests of this package once more, with an accelerator
+// instead of the host device, in those of its modes that are late.
+func TestAll_OnAnAccelerator(t *testing.T) {
+	if *flagDevice != "host" {
+		t.Skip("is that run")
+	}
+	for _, mode := range []string{"lazy", "random"} {
+		t.Run(mode, func(t *testing.T) {
+			test := exec.CommandContext(t.Context(), os.Args[0], "-device="+mode, "-test.timeout=9m")
+			test.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=10")
+			if out, err := test.CombinedOutput(); err != nil {
+				t.Fatalf("%v: go test ./hostpool -device=%s\n%s", err, mode, out)
+			}
+		})
+	}
+}
 
 // shape is the cache of most tests: two layers, so that a page is several rows.
 var shape = kv.Config{Layout: kv.NHD, DType: kv.BF16, Layers: 2, Pages: 6, PageSize: 4, KVHeads: 2, HeadDim: 8}
@@ -32,6 +57,10 @@ func wait(t *device.Ticket) error { return t.Wait(context.Background()) }
 type rig struct {
 	testing.TB
 	host   *device.Host
+	dev    device.Device       // of the cache and the streams
+	acc    *device.Accelerator // dev, unless that is the host
+	fake   *devicetest.Driver  // of acc
+	cable  string              // says an error: see breaks
 	cache  *kv.Cache
 	copies device.Stream
 }
@@ -43,7 +72,13 @@ func newRig(t testing.TB, g *kv.Geometry, err error) *rig {
 	r.host, err = device.OpenHost(device.HostOptions{})
 	noError(t, err)
 	t.Cleanup(func() { noError(t, r.host.Close()) })
-	r.cache, err = kv.NewCache(g, r.host)
+	r.dev = r.host
+	if *flagDevice != "host" {
+		modes := map[string]devicetest.Mode{"eager": devicetest.Eager, "lazy": devicetest.Lazy, "random": devicetest.Random}
+		r.acc, r.fake = devicetest.OpenAccelerator(t, devicetest.Options{Mode: modes[*flagDevice], Seed: 1})
+		r.dev = r.acc
+	}
+	r.cache, err = kv.NewCache(g, r.dev)
 	noError(t, err)
 	t.Cleanup(func() { noError(t, r.cache.Close()) })
 	r.copies = r.stream("copies")
@@ -58,7 +93,7 @@ func newShapeRig(t testing.TB) *rig {
 
 func (r *rig) stream(name string) device.Stream {
 	r.Helper()
-	s, err := r.host.NewStream(name)
+	s, err := r.dev.NewStream(name)
 	noError(r, err)
 	r.Cleanup(func() { _ = s.Close() }) // a failed stream says so again
 	return s
@@ -66,15 +101,47 @@ func (r *rig) stream(name string) device.Stream {
 
 // hold holds a stream back until release, or the end of the test at the latest.
 func (r *rig) hold(s device.Stream) (release func()) {
-	release = r.host.Hold(s)
+	if r.acc == nil {
+		release = r.host.Hold(s)
+	} else {
+		release = r.fake.Hold(r.handle(s))
+	}
 	r.Cleanup(release)
 	return release
+}
+
+func (r *rig) handle(s device.Stream) device.StreamHandle {
+	r.Helper()
+	h, ok := r.acc.Handle(s)
+	if !ok {
+		r.Fatal("a stream of something else")
+	}
+	return h
+}
+
+// breaks makes the next copy on s fail; r.cable is what its error says.
+func (r *rig) breaks(s device.Stream) {
+	if r.acc != nil {
+		r.cable = r.fake.FailCopy(r.handle(s), device.Failed).Error()
+		return
+	}
+	r.cable = "cable pulled"
+	r.host.Fail(s, errors.New(r.cable))
+}
+
+// options are o on the rig's devices.
+func (r *rig) options(o Options) Options {
+	o.Cache, o.Host, o.Device = r.cache, r.host, r.dev
+	if o.Copier == nil && r.acc != nil {
+		o.Copier = copier.NewAccelerated(r.acc, r.acc.Engines()[0], copier.AcceleratedOptions{})
+	}
+	return o
 }
 
 // pool opens a pool of this many pages, grown, which the end of the test closes.
 func (r *rig) pool(pages int) *Pool {
 	r.Helper()
-	p, err := Open(Options{Cache: r.cache, Pages: pages, Host: r.host})
+	p, err := Open(r.options(Options{Pages: pages}))
 	noError(r, err)
 	r.closeAtEnd(p)
 	noError(r, wait(p.Grown()))
@@ -138,7 +205,8 @@ func contents(g *kv.Geometry, key uint64) []byte {
 	return b
 }
 
-// planes calls f with the bytes of every plane of a device page, in packed order.
+// planes calls f with the bytes of every plane of a device page, in packed order, and
+// keeps what it makes of them.
 func (r *rig) planes(dev page.ID, f func(b []byte)) {
 	r.Helper()
 	for layer := range r.cache.Layers() {
@@ -147,7 +215,14 @@ func (r *rig) planes(dev page.ID, f func(b []byte)) {
 		for _, c := range chunks {
 			mem, err := r.cache.Region(c.Region)
 			noError(r, err)
-			f(mem.Bytes()[c.Off:][:c.Bytes])
+			if r.acc == nil {
+				f(mem.Bytes()[c.Off:][:c.Bytes])
+				continue
+			}
+			b := make([]byte, c.Bytes)
+			r.fake.Peek(mem.Base()+uintptr(c.Off), b)
+			f(b)
+			r.fake.Poke(mem.Base()+uintptr(c.Off), b)
 		}
 	}
 }
@@ -170,9 +245,11 @@ func (r *rig) poison() {
 	for i := range r.cache.Geometry().Regions() {
 		mem, err := r.cache.Region(i)
 		noError(r, err)
-		b := mem.Bytes()
-		for i := range b {
-			b[i] = 0xAB
+		b := bytes.Repeat([]byte{0xAB}, int(mem.Size()))
+		if r.acc == nil {
+			copy(mem.Bytes(), b)
+		} else {
+			r.fake.Poke(mem.Base(), b)
 		}
 	}
 }

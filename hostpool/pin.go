@@ -7,7 +7,10 @@ import (
 	"os"
 	"sync/atomic"
 
+	"github.com/kvferry/kvferry/copier"
 	"github.com/kvferry/kvferry/device"
+	"github.com/kvferry/kvferry/kv"
+	"github.com/kvferry/kvferry/page"
 )
 
 // pinner is a device whose copies reach host memory that it was told of, and no other: a
@@ -101,6 +104,22 @@ func (p *Pool) pinStretch(off, n int64) error {
 	p.pins.gave = true
 	p.pins.pageable.Add(n)
 	return nil
+}
+
+// sealer is a copier that may read sealed pages before the stream has come to the copy,
+// which lets a device begin at once: copier.Accelerated.
+type sealer interface {
+	CopySealed(s device.Stream, r *kv.Route, pairs []page.Pair) (copier.Moved, error)
+}
+
+// copyPages enqueues the copy of pairs along r. Kept pages have been sealed since their
+// copy was done, so whoever reads them needs to wait for nothing; where they are pinned,
+// the device is told.
+func (p *Pool) copyPages(s device.Stream, r *kv.Route, pairs []page.Pair) (copier.Moved, error) {
+	if c, ok := p.copier.(sealer); ok && r == p.reload && p.pins.by != nil && p.pins.pageable.Load() == 0 {
+		return c.CopySealed(s, r, pairs)
+	}
+	return p.copier.Copy(s, r, pairs)
 }
 
 // Pinned returns how many bytes of the pool's memory were pinned for its device so far,

@@ -348,7 +348,7 @@ func (p *Pool) start(s device.Stream, r *kv.Route, pairs []page.Pair, digests []
 	case len(digests) > 0:
 		moved, err = p.summer.CopySummed(s, r, pairs, digests)
 	default:
-		moved, err = p.copier.Copy(s, r, pairs)
+		moved, err = p.copyPages(s, r, pairs)
 	}
 	if err == nil {
 		err = p.fence(s)

@@ -58,7 +58,7 @@ func (r *rig) wantFree(p *Pool, want int) {
 
 // pulled breaks the copies stream for good at its next copy, and gives the rig another.
 func (r *rig) pulled() (again device.Stream) {
-	r.host.Fail(r.copies, errors.New("cable pulled"))
+	r.breaks(r.copies)
 	return r.stream("another")
 }
 
@@ -283,12 +283,12 @@ func TestSettle_OfAFailedCopyKeepsNothing(t *testing.T) {
 	release := r.hold(r.copies) // until the ticket is in the queue: a stream known to have failed takes none
 	noError(t, p.Offload(r.copies, ann, []page.ID{0}, Offloaded{}))
 	release()
-	faulttest.Refused(t, p.Settle(t.Context(), ann), fault.Device, "cable pulled", `"ann"`)
+	faulttest.Refused(t, p.Settle(t.Context(), ann), fault.Device, r.cable, `"ann"`)
 	if p.IsOffloaded("ann") {
 		t.Error("a run of which nothing arrived is kept")
 	}
 	r.wantFree(p, 2)
-	faulttest.Refused(t, p.Offload(r.copies, ann, []page.ID{0}, Offloaded{}), fault.Device, "cable pulled")
+	faulttest.Refused(t, p.Offload(r.copies, ann, []page.ID{0}, Offloaded{}), fault.Device, r.cable)
 	noError(t, p.Wait(t.Context()))
 	r.wantFree(p, 2)
 	noError(t, p.Offload(again, ann, []page.ID{0}, Offloaded{}))
@@ -310,7 +310,7 @@ func TestReload_WhoseCopyFailsCanBeTriedAgain(t *testing.T) {
 	noError(t, err)
 	r.wantFree(p, 1)
 	release()
-	faulttest.Refused(t, wait(ticket), fault.Device, "cable pulled")
+	faulttest.Refused(t, wait(ticket), fault.Device, r.cable)
 	if p.NumPages(ann) != 2 || !p.IsOffloaded("ann") {
 		t.Fatal("the only good copy is gone")
 	}
@@ -375,7 +375,7 @@ func TestReload_WhoseCopyFailsLeavesTheNameToOthers(t *testing.T) {
 // A copy that is refused halfway is still writing when the refusal comes back.
 func TestSuspended_RefusedHalfwayHoldTheirPagesUntilTheStreamIsDone(t *testing.T) {
 	r := newShapeRig(t)
-	p, err := Open(Options{Cache: r.cache, Pages: 4, Host: r.host, Copier: half{copier.NewPortable()}})
+	p, err := Open(r.options(Options{Pages: 4, Copier: half{copier.NewPortable()}}))
 	noError(t, err)
 	r.closeAtEnd(p)
 	noError(t, wait(p.Grown()))
@@ -467,7 +467,7 @@ func TestSync_OrdersAStreamBehindCopiesOfBothDirections(t *testing.T) {
 					noError(t, p.Sync(engine))
 				}
 				// The engine uses page 0 again: an event says whether it has.
-				e, err := r.host.NewEvent()
+				e, err := r.dev.NewEvent()
 				noError(t, err)
 				noError(t, engine.Record(e))
 				if !synced {
@@ -494,7 +494,7 @@ func TestSync_OrdersAStreamBehindCopiesOfBothDirections(t *testing.T) {
 
 func TestClose_WithRunsOnTheHost(t *testing.T) {
 	r := newShapeRig(t)
-	p, err := Open(Options{Cache: r.cache, Pages: 3, Host: r.host})
+	p, err := Open(r.options(Options{Pages: 3}))
 	noError(t, err)
 	noError(t, wait(p.Grown()))
 	r.suspend(p, ann, Offloaded{}, nil, 0)

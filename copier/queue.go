@@ -33,9 +33,8 @@ func (d Direction) String() string {
 }
 
 const (
-	queueBatchOps = 8192            // see QueueOptions.BatchOps
-	queueLimit    = 1 << 16         // see QueueOptions.Limit
-	queueDrain    = 5 * time.Second // see QueueOptions.Drain
+	queueLimit = 1 << 16         // see QueueOptions.Limit
+	queueDrain = 5 * time.Second // see QueueOptions.Drain
 )
 
 // QueueOptions say what a queue copies between, and how. The caches, and streams that
@@ -68,8 +67,7 @@ type QueueOptions struct {
 	// batches can't be trusted.
 	Linear bool
 
-	// BatchOps is the most copies of one call of the driver: by default 8192, where
-	// some drivers end.
+	// BatchOps is the most copies of one call of the driver: by default DefaultBatchOps.
 	BatchOps int
 
 	// Limit is the most jobs of one direction that are unfinished, or finished and not
@@ -96,8 +94,8 @@ type Job struct {
 	Wait device.Event
 
 	// Sealed, of a load, promises that nobody writes the pages of Src until the job is
-	// done, that no work that is still queued does, and that they are pinned: the device
-	// may read them before it has come to the job. A store always reads in the order of
+	// done, and that no work that is still queued does: the device may read them, where
+	// they are pinned, before it has come to the job. A store always reads in the order of
 	// its stream.
 	Sealed bool
 
@@ -127,10 +125,10 @@ type Completion struct {
 //
 // A fault of the job itself (a destination named twice, memory that the device can't
 // reach, an event of another device), or want of something that may be there later, fails
-// that job alone. Any other error is the end of
-// the queue: the first is kept ([Queue.Err]), Submit refuses with it, jobs that have not
-// started fail with it, and jobs that have may still succeed. A job that failed halfway is
-// over only when its stream has drained, since its pages may be in use until then.
+// that job alone. Any other error is the end of the queue: the first is kept
+// ([Queue.Err]), Submit refuses with it, jobs that have not started fail with it, and jobs
+// that have may still succeed. A job that failed halfway is over only when its stream has
+// drained, since its pages may be in use until then.
 //
 // Where vLLM's backend of this kind, and its peers, have failed in public (number, and
 // issue of vllm-project/vllm where there is no name), and what holds us to better:
@@ -142,27 +140,31 @@ type Completion struct {
 //	            `TestQueue_LoadWaitsForItsEvent`, and the same control
 //	 3 #31341   the same in another backend: both tests run on every backend
 //	 4 #46379   batches refused on the legacy stream
-//	            `TestQueue_LegacyStreamTakesLinearCopies`
+//	            `TestQueue_LegacyStreamTakesLinearCopies`, `TestQueue_CopiesEveryByteOfEveryCache`
 //	 5 #39491   one bad copy ended the engine
-//	            `TestQueue_BadJobFailsAlone`, `TestQueue_MemoryOutOfReachFailsItsJobAlone`
+//	            `TestQueue_BadJobFailsAlone`, `TestQueue_MemoryOutOfReachFailsItsJobAlone`,
+//	            `TestQueue_PagesThatAreNotPinnedFailTheirJobAlone`
 //	 6 #53860   an index for each copy, or for each attribute: a batch has one order,
 //	            and device.Engine.CopyBatch takes no more
 //	 7 #49276   the driver crashed on huge batches and hung on repeated scatters
 //	            `TestQueue_BatchesAreCut`, `TestQueue_RandomJobs`
-//	 8 #43018   HIP crashed above 8192: `TestQueue_BatchesAreCut`
+//	 8 #43018   HIP crashed above 8192
+//	            `TestQueue_BatchesAreCut`, `TestQueue_BatchesOfTheEngine`
 //	 9 sglang#21869, 10: nine arguments or eight, a symbol that is missing: can't
 //	            happen here, the engine knows its library and says how large batches are;
 //	            without batches: `TestQueue_WithoutBatchesCopiesAreLinear`
 //	11 lmdeploy batches crash on one kind of device
 //	            QueueOptions.Linear, `TestQueue_WithoutBatchesCopiesAreLinear`
 //	22 #51081, 23 #53042, 24 #42632: pinning fails, takes 1.9 times the memory, takes
-//	            minutes: can't happen here, the queue pins nothing; who does is
-//	            device.Accelerator.Pin, piece by piece
+//	            minutes: can't happen here, the queue pins nothing. Host memory is made of
+//	            pieces of at most 64 GiB, which add up (`TestCutPieces_CoverTheMemoryOnce`),
+//	            and pinned piece by piece by device.Accelerator.Pin
 //	25 #42212   many small copies: adjacent pages are one, `TestQueue_RunsAreMerged`;
 //	            QueueOptions.Copier takes what was measured to be best
 //	34 #29013   submitting blocked while the driver's queue was full
 //	            `TestQueue_SubmitNeverWaitsForTheDevice`
-//	38 (a)      completion before submission: `TestQueue_NothingEndsBeforeItIsEnqueued`
+//	38 (a)      completion before submission: `TestQueue_NothingEndsBeforeItIsEnqueued`,
+//	            `TestQueue_HalfAJobIsOverWhenItsStreamHasDrained`
 //	   (b)      completion lost, or twice: `TestQueue_RandomJobs`
 //	   (c)      a flush missed what was still in the list: `TestQueue_BarrierWaitsForJobsInTheList`
 //	   (d)      a dead thread was a silent hang: `TestQueue_FirstFailureEndsTheQueue`
@@ -172,7 +174,8 @@ type Queue struct {
 	acc      *device.Accelerator // nil: another device
 	engine   device.Engine
 	linear   bool
-	copier   Copier
+	copier   Copier // nil: see rows
+	sealed   sealedCopier
 	batchOps int
 	limit    int
 	drain    time.Duration
@@ -190,6 +193,11 @@ type Queue struct {
 	progress sync.Cond // a job was reported, or closed was set
 }
 
+// sealedCopier is a copier that can read sealed pages in any order: see [Accelerated].
+type sealedCopier interface {
+	CopySealed(s device.Stream, r *kv.Route, pairs []page.Pair) (Moved, error)
+}
+
 // OpenQueue starts a queue. [Queue.Shutdown] ends it. Kinds: fault.Invalid (no device;
 // caches that do not fit each other, by name; a stream of another device; an option out
 // of range), and those of [device.Device].NewStream.
@@ -202,13 +210,14 @@ func OpenQueue(o QueueOptions) (*Queue, error) {
 	}
 	q := &Queue{
 		device: o.Device, copier: o.Copier, engine: o.Engine, linear: o.Linear,
-		batchOps: orDefault(o.BatchOps, queueBatchOps), limit: orDefault(o.Limit, queueLimit), drain: orDefault(o.Drain, queueDrain),
+		batchOps: orDefault(o.BatchOps, DefaultBatchOps), limit: orDefault(o.Limit, queueLimit), drain: orDefault(o.Drain, queueDrain),
 		wake: make(chan struct{}, 1), done: make(chan struct{}),
 	}
 	q.progress.L = &q.mu
 	if err := q.takeCaches(o.DeviceCaches, o.HostCaches); err != nil {
 		return nil, err
 	}
+	q.sealed, _ = o.Copier.(sealedCopier)
 	if acc, ok := o.Device.(*device.Accelerator); ok {
 		q.acc = acc
 		if q.engine == nil {

@@ -22,10 +22,23 @@ var directions = []copier.Direction{copier.Store, copier.Load}
 
 func TestQueue_CopiesEveryByteOfEveryCache(t *testing.T) {
 	onBackends(t, func(t *testing.T, b *queueBackend) {
-		for _, own := range []bool{false, true} {
+		for _, streams := range []string{"given", "own", "default", "legacy"} {
+			handle := map[string]device.StreamHandle{"default": device.DefaultStream, "legacy": device.LegacyStream}
+			if _, ok := handle[streams]; ok && b.acc == nil {
+				continue
+			}
 			r := openQueue(t, b, func(o *copier.QueueOptions) {
-				if own {
+				switch streams {
+				case "given":
+				case "own":
 					o.StoreStream, o.LoadStream = nil, nil
+				default:
+					s, err := b.acc.WrapStream(streams, handle[streams])
+					if err != nil {
+						t.Fatal(err)
+					}
+					t.Cleanup(func() { closing(t, s.Close) })
+					o.StoreStream, o.LoadStream = s, s
 				}
 			})
 			for _, dir := range directions {
@@ -44,7 +57,7 @@ func TestQueue_CopiesEveryByteOfEveryCache(t *testing.T) {
 				ticket := r.submit(dir, copier.Job{Src: src, Dst: dst, Sealed: dir == copier.Load})
 				r.must(ticket.Wait(t.Context()))
 				for name, s := range shadows {
-					r.want(dir.String(), name, dir, s[0], s[1])
+					r.want(dir.String()+" on streams "+streams, name, dir, s[0], s[1])
 				}
 			}
 		}
@@ -133,8 +146,14 @@ func TestQueue_NegativeControl_WithoutItsEventAJobGoesWrong(t *testing.T) {
 		if storeAfterKernel(t, b, false) {
 			t.Error("a store that did not wait has what the kernel wrote later")
 		}
+		if n := b.races(); b.strict && n == 0 {
+			t.Error("the device has seen no race of a store and a kernel")
+		}
 		if loadAfterKernel(t, b, false) {
 			t.Error("a load that did not wait has left the page as it was")
+		}
+		if n := b.races(); b.strict && n == 0 {
+			t.Error("the device has seen no race of a load and a kernel")
 		}
 	})
 }

@@ -245,7 +245,7 @@ func TestQueue_FirstFailureEndsTheQueue(t *testing.T) {
 			r := openQueue(t, b, nil)
 			release := r.held(r.streams[dir])
 			r.must(r.q.Submit(dir, one(0)))
-			r.fail(r.streams[dir], errBoom)
+			cause := r.fail(r.streams[dir])
 			for i := int64(1); i < 20; i++ {
 				r.must(r.q.Submit(dir, one(i)))
 			}
@@ -259,7 +259,7 @@ func TestQueue_FirstFailureEndsTheQueue(t *testing.T) {
 				if c.Err != nil {
 					failed++
 					kindIs(t, "job", c.Err, fault.Device, fmt.Sprintf("%v %d", dir, i))
-					if !errors.Is(c.Err, errBoom) {
+					if !errors.Is(c.Err, cause) {
 						t.Errorf("job %d ended with %v", i, c.Err)
 					}
 				} else if failed > 0 {
@@ -269,13 +269,13 @@ func TestQueue_FirstFailureEndsTheQueue(t *testing.T) {
 			if failed == 0 {
 				t.Error("no job failed")
 			}
-			if err := r.q.Err(); !errors.Is(err, errBoom) || !errors.Is(err, fault.Device) {
+			if err := r.q.Err(); !errors.Is(err, cause) || !errors.Is(err, fault.Device) {
 				t.Errorf("the queue's failure is %v", err)
 			}
 			for _, d := range directions {
 				err := r.q.Submit(d, one(1))
 				kindIs(t, "submit", err, fault.Device, "failed before")
-				if !errors.Is(err, errBoom) {
+				if !errors.Is(err, cause) {
 					t.Errorf("submit: %v does not tell the first cause", err)
 				}
 			}
@@ -472,7 +472,7 @@ func TestQueue_ManyGoroutines(t *testing.T) {
 			wg.Go(func() {
 				for i := range int64(50) {
 					dir := directions[(w+i)%2]
-					job := copier.Job{Index: w<<32 | i, Src: []page.ID{page.ID(w), 8}, Dst: []page.ID{page.ID(10 + w), page.ID(9 - 9*int(dir))}}
+					job := copier.Job{Index: w<<32 | i, Src: []page.ID{page.ID(w), 8}, Dst: []page.ID{page.ID(10 + w), 9}}
 					if i%3 == 0 {
 						job.Done = device.NewTicket()
 					}

@@ -372,10 +372,13 @@ func (l *queueLane) copies(j *queueJob) (queued bool, err error) {
 			continue
 		}
 		queued = true
-		if l.q.copier != nil {
-			_, err = l.q.copier.Copy(l.stream, p.route, j.pairs)
-		} else {
+		switch {
+		case l.q.copier == nil:
 			err = l.rows(p, order)
+		case j.sealed && l.q.sealed != nil:
+			_, err = l.q.sealed.CopySealed(l.stream, p.route, j.pairs)
+		default:
+			_, err = l.q.copier.Copy(l.stream, p.route, j.pairs)
 		}
 		if err != nil {
 			return true, fault.Wrap(kindOf(err), cacheObject(p.name), err)
@@ -438,6 +441,10 @@ func (l *queueLane) flush(order device.SourceOrder) error {
 		err = acc.CopyBoxes(l.stream, l.q.engine, l.boxes)
 	default:
 		err = acc.CopyBatch(l.stream, l.q.engine, l.ops, order, l.q.batchOps)
+		if order == device.AnyOrder && errors.Is(err, fault.Invalid) {
+			// Refused whole: a source is not pinned, so it is read in the order of the stream.
+			err = acc.CopyBatch(l.stream, l.q.engine, l.ops, device.StreamOrder, l.q.batchOps)
+		}
 	}
 	l.ops = l.ops[:0]
 	return err

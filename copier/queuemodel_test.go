@@ -26,6 +26,7 @@ type queueModel struct {
 	jobs      [2][]*modelJob
 	submitted int
 	failed    int
+	lose      func(step int) // the device, if it is to be lost
 }
 
 // side is one side's pages.
@@ -93,8 +94,10 @@ func (m *queueModel) step(dir copier.Direction) error {
 	j := m.draw(dir)
 	if m.rnd.IntN(3) == 0 {
 		e, err := m.dev.NewEvent()
-		m.must(err)
-		if m.streams[1-dir].Record(e) == nil { // it may have failed
+		if err == nil {
+			err = m.streams[1-dir].Record(e)
+		}
+		if err == nil { // the device may be lost, or the stream have failed
 			j.job.Wait = e
 		}
 	}
@@ -168,7 +171,10 @@ func (m *queueModel) compare(what string) {
 func (m *queueModel) run(what string, n int) {
 	m.t.Helper()
 	var releases []func()
-	for range n {
+	for step := range n {
+		if m.lose != nil {
+			m.lose(step)
+		}
 		dir := directions[m.rnd.IntN(2)]
 		switch m.rnd.IntN(16) {
 		case 0:
@@ -257,6 +263,30 @@ func TestQueue_RandomJobsWithFaults(t *testing.T) {
 		if hits[rules] == 0 {
 			t.Errorf("%s never struck", rules)
 		}
+	}
+	if failed == 0 {
+		t.Error("no job has failed")
+	}
+}
+
+func TestQueue_RandomJobsOnAFailingAccelerator(t *testing.T) {
+	failed := 0
+	for seed := range uint64(36) {
+		call := []string{"CopyBatch", "Record", "Wait", "NewEvent", "EventDone", "lose"}[seed%6]
+		class := []device.Class{device.Failed, device.Retry, device.Lost}[seed/6%3]
+		b, d := acceleratorBackend(t, devicetest.Options{Mode: devicetest.Mode(seed % devicetest.Modes), Seed: seed}, nil)
+		r := openQueue(t, b, func(o *copier.QueueOptions) { o.BatchOps = 4 })
+		m := r.model(seed)
+		if call != "lose" {
+			_ = d.Refuse(call, int(seed), class) // the error that calls end with
+		}
+		m.lose = func(step int) {
+			if call == "lose" && step == 60 {
+				_ = d.Lose()
+			}
+		}
+		m.run(fmt.Sprintf("seed %d: %s fails (%v)", seed, call, class), 120)
+		failed += m.failed
 	}
 	if failed == 0 {
 		t.Error("no job has failed")

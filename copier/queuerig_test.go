@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvferry/kvferry/copier"
 	"github.com/kvferry/kvferry/device"
+	"github.com/kvferry/kvferry/device/devicetest"
 	"github.com/kvferry/kvferry/kv"
 	"github.com/kvferry/kvferry/page"
 )
@@ -15,11 +16,14 @@ import (
 // queueBackend is a device under a queue, and how a test gets at it.
 type queueBackend struct {
 	dev    device.Device
+	acc    *device.Accelerator // dev, if it is one
 	copier copier.Copier
 	linear bool
 	hold   func(device.Stream) (release func())
-	fail   func(device.Stream, error)
+	fail   func(device.Stream) error                    // makes the next copy fail when its turn comes, with that error
 	cache  func(t testing.TB, g *kv.Geometry) *kv.Cache // on the host
+	races  func() int                                   // since the last call: accesses that nothing orders
+	strict bool                                         // the device sees races
 	write  func(t testing.TB, m *device.Memory, b []byte)
 	read   func(t testing.TB, m *device.Memory) []byte
 }
@@ -29,19 +33,97 @@ func hostBackend(t testing.TB, c copier.Copier) *queueBackend {
 	t.Helper()
 	h := openHost(t)
 	return &queueBackend{
-		dev: h, copier: c, hold: h.Hold, fail: h.Fail,
+		dev: h, copier: c, hold: h.Hold,
+		fail:  func(s device.Stream) error { h.Fail(s, errBoom); return errBoom },
+		races: func() int { return 0 },
 		cache: func(t testing.TB, g *kv.Geometry) *kv.Cache { t.Helper(); return newCache(t, g, h) },
 		write: func(_ testing.TB, m *device.Memory, b []byte) { copy(m.Bytes(), b) },
 		read:  func(_ testing.TB, m *device.Memory) []byte { return bytes.Clone(m.Bytes()) },
 	}
 }
 
+// acceleratorBackend is an accelerator over the suite's strict driver.
+func acceleratorBackend(t testing.TB, o devicetest.Options, copies func(*device.Accelerator) copier.Copier) (*queueBackend, *devicetest.Driver) {
+	t.Helper()
+	h := openHost(t)
+	a, d := devicetest.OpenAccelerator(t, o)
+	handle := func(s device.Stream) device.StreamHandle {
+		h, ok := a.Handle(s)
+		if !ok {
+			t.Fatalf("%s is no stream of %s", s.Name(), a.Name())
+		}
+		return h
+	}
+	b := &queueBackend{
+		dev: a, acc: a, strict: !o.Unordered,
+		hold:  func(s device.Stream) func() { return d.Hold(handle(s)) },
+		fail:  func(s device.Stream) error { return d.FailCopy(handle(s), device.Failed) },
+		races: func() int { return len(d.TakeRaces()) },
+		cache: func(t testing.TB, g *kv.Geometry) *kv.Cache {
+			t.Helper()
+			var regions []*device.Memory
+			for _, n := range g.Spec().RegionBytes {
+				m, err := a.AllocHost(h, n, 1)
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { closing(t, m.Free) })
+				regions = append(regions, m)
+			}
+			c, err := kv.Wrap(g, regions)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return c
+		},
+		write: func(_ testing.TB, m *device.Memory, b []byte) {
+			if m.Bytes() == nil {
+				d.Poke(m.Base(), b)
+				return
+			}
+			copy(m.Bytes(), b)
+		},
+		read: func(_ testing.TB, m *device.Memory) []byte {
+			if m.Bytes() == nil {
+				b := make([]byte, m.Size())
+				d.Peek(m.Base(), b)
+				return b
+			}
+			return bytes.Clone(m.Bytes())
+		},
+	}
+	if copies != nil {
+		b.copier = copies(a)
+	}
+	return b, d
+}
+
 // onBackends runs a test on every backend.
 func onBackends(t *testing.T, test func(t *testing.T, b *queueBackend)) {
 	t.Helper()
+	accelerator := func(o devicetest.Options, copies func(*device.Accelerator) copier.Copier) func(t testing.TB) *queueBackend {
+		return func(t testing.TB) *queueBackend {
+			t.Helper()
+			b, _ := acceleratorBackend(t, o, copies)
+			return b
+		}
+	}
+	rectangles := func(a *device.Accelerator) copier.Copier {
+		return copier.NewAccelerated(a, a.Engines()[0], copier.AcceleratedOptions{})
+	}
 	for name, open := range map[string]func(t testing.TB) *queueBackend{
 		"host":          func(t testing.TB) *queueBackend { t.Helper(); return hostBackend(t, nil) },
-		"host portable": func(t testing.TB) *queueBackend { t.Helper(); return hostBackend(t, copier.NewPortable()) },
+		"host_portable": func(t testing.TB) *queueBackend { t.Helper(); return hostBackend(t, copier.NewPortable()) },
+		"eager":         accelerator(devicetest.Options{Mode: devicetest.Eager}, nil),
+		"lazy":          accelerator(devicetest.Options{Mode: devicetest.Lazy}, nil),
+		"random":        accelerator(devicetest.Options{Mode: devicetest.Random, Seed: 1}, nil),
+		"rectangles":    accelerator(devicetest.Options{Mode: devicetest.Random, Seed: 2}, rectangles),
+		"linear": func(t testing.TB) *queueBackend {
+			t.Helper()
+			b, _ := acceleratorBackend(t, devicetest.Options{Mode: devicetest.Random, Seed: 3}, nil)
+			b.linear = true
+			return b
+		},
 	} {
 		t.Run(name, func(t *testing.T) { test(t, open(t)) })
 	}

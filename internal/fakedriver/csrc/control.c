@@ -6,6 +6,7 @@
 // counts themselves, which stay when the process is gone, however it went.
 #include "fake.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
@@ -27,6 +28,7 @@ __thread bool in_function;
 Options options = {
 	.mode = RANDOM,
 	.delay_us = 100,
+	.patience_ms = 20,
 	.seed = 1,
 	.devices = 2,
 	.physical = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
@@ -303,64 +305,67 @@ static void set_state(const char *path)
 		counts = p;
 }
 
-static const char *const names[] = {
-	"mode", "delay_us", "seed", "devices", "visible", "scribble", "protect", "pageable", "checks", "free_waits",
-	"expire_us", "memory", "register_limit", "register_code", "fail", "attributes", "log", "state",
+static void set_devices(const char *v)
+{
+	long n = strtol(v, NULL, 0);
+	options.devices = n < 0 ? 0 : n < MAX_DEVICES ? (int)n : MAX_DEVICES;
+}
+
+static void set_rules(const char *v) { many(v, add_rule); }
+static void set_attributes(const char *v) { many(v, add_override); }
+
+// The options: numbers, and those that are said in another way.
+static const struct {
+	const char *name;
+	int64_t *number;
+	void (*set)(const char *);
+} settings[] = {
+	{"delay_us", &options.delay_us, NULL},
+	{"patience_ms", &options.patience_ms, NULL},
+	{"seed", &options.seed, NULL},
+	{"scribble", &options.scribble, NULL},
+	{"protect", &options.protect, NULL},
+	{"pageable", &options.pageable, NULL},
+	{"checks", &options.checks, NULL},
+	{"free_waits", &options.free_waits, NULL},
+	{"expire_us", &options.expire_us, NULL},
+	{"memory", &options.memory, NULL},
+	{"register_limit", &options.register_limit, NULL},
+	{"register_code", &options.register_code, NULL},
+	{"mode", NULL, set_mode},             // random, eager, lazy
+	{"devices", NULL, set_devices},       // how many
+	{"visible", NULL, set_visible},       // which: 1,0
+	{"fail", NULL, set_rules},            // the 2nd call from now on: cuMemAlloc_v2:2:700,…
+	{"attributes", NULL, set_attributes}, // of all devices: 40=1,…
+	{"log", NULL, set_log},
+	{"state", NULL, set_state},
 };
+
+enum { SETTINGS = sizeof settings / sizeof settings[0] };
 
 bool set_option(const char *name, const char *v)
 {
-	unsigned long long n = strtoull(v, NULL, 0);
-	if (!strcmp(name, "mode"))
-		set_mode(v);
-	else if (!strcmp(name, "delay_us"))
-		options.delay_us = (long)n;
-	else if (!strcmp(name, "seed"))
-		options.seed = n;
-	else if (!strcmp(name, "devices"))
-		options.devices = n < MAX_DEVICES ? (int)n : MAX_DEVICES;
-	else if (!strcmp(name, "visible"))
-		set_visible(v);
-	else if (!strcmp(name, "scribble"))
-		options.scribble = n;
-	else if (!strcmp(name, "protect"))
-		options.protect = n;
-	else if (!strcmp(name, "pageable"))
-		options.pageable = n;
-	else if (!strcmp(name, "checks"))
-		options.checks = n;
-	else if (!strcmp(name, "free_waits"))
-		options.free_waits = n;
-	else if (!strcmp(name, "expire_us"))
-		options.expire_us = (long)n;
-	else if (!strcmp(name, "memory"))
-		options.memory = n;
-	else if (!strcmp(name, "register_limit"))
-		options.register_limit = n;
-	else if (!strcmp(name, "register_code"))
-		options.register_code = (int)n;
-	else if (!strcmp(name, "fail"))
-		many(v, add_rule);
-	else if (!strcmp(name, "attributes"))
-		many(v, add_override);
-	else if (!strcmp(name, "log"))
-		set_log(v);
-	else if (!strcmp(name, "state"))
-		set_state(v);
-	else
-		return false;
-	return true;
+	for (int i = 0; i < SETTINGS; i++) {
+		if (strcmp(settings[i].name, name))
+			continue;
+		if (settings[i].number)
+			*settings[i].number = strtoll(v, NULL, 0);
+		else
+			settings[i].set(v);
+		return true;
+	}
+	return false;
 }
 
 __attribute__((constructor)) static void begin(void)
 {
-	for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+	for (int i = 0; i < SETTINGS; i++) {
 		char env[32] = "FAKE_";
-		for (size_t j = 0; names[i][j]; j++)
-			env[5 + j] = (char)(names[i][j] == '_' ? '_' : names[i][j] - 'a' + 'A');
+		for (size_t j = 0; settings[i].name[j]; j++)
+			env[5 + j] = (char)toupper(settings[i].name[j]);
 		const char *v = getenv(env);
 		if (v)
-			set_option(names[i], v);
+			set_option(settings[i].name, v);
 	}
 	for (int i = 0; i < MAX_DEVICES; i++)
 		contexts[i].device = i;

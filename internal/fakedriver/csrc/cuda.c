@@ -130,7 +130,7 @@ EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice d)
 	ENTER(INITIALIZED);
 	WANT(bytes);
 	WANT_DEVICE(d);
-	*bytes = options.memory;
+	*bytes = (size_t)options.memory;
 	return OK;
 }
 

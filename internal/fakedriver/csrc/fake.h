@@ -89,21 +89,23 @@ enum {
 	LAZY = 2,   // when somebody waits for it, has asked repeatedly, or patience ends
 };
 
+// Options are set by their names, see control.c.
 typedef struct Options {
 	int mode;
-	long delay_us;    // of random mode: the middle of the delays
-	uint64_t seed;
 	int devices;
 	int physical[MAX_DEVICES]; // what ordinals stand for; decides UUIDs
-	bool scribble;    // destinations, before they are copied to
-	bool protect;     // pages of host memory while a copy owns them
-	bool pageable;    // copies of pageable memory are no violation
-	bool checks;      // overlaps inside of batches and boxes
-	bool free_waits;  // freeing device memory waits for the whole device
-	long expire_us;   // a thread's context is void after so long without a call
-	uint64_t memory;  // bytes of a device
-	uint64_t register_limit; // bytes of one registration
-	int register_code;       // what every registration returns
+	int64_t seed;
+	int64_t delay_us;       // of random mode: the middle of the delays
+	int64_t patience_ms;    // of lazy mode: after so long a stream moves unasked
+	int64_t scribble;       // destinations, before they are copied to
+	int64_t protect;        // pages of host memory while a copy owns them
+	int64_t pageable;       // copies of pageable memory are no violation
+	int64_t checks;         // overlaps inside of batches and boxes
+	int64_t free_waits;     // freeing device memory waits for the whole device
+	int64_t expire_us;      // a thread's context is void after so long without a call
+	int64_t memory;         // bytes of a device
+	int64_t register_limit; // bytes of one registration
+	int64_t register_code;  // what every registration returns
 } Options;
 
 extern Options options;

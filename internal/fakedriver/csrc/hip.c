@@ -154,7 +154,7 @@ EXPORT hipError_t hipDeviceTotalMem(size_t *bytes, int d)
 	ENTER(ANYTIME);
 	WANT(bytes);
 	WANT_DEVICE(d);
-	*bytes = options.memory;
+	*bytes = (size_t)options.memory;
 	return OK;
 }
 

@@ -391,7 +391,7 @@ int allocate(Context *c, uint64_t *out, uint64_t size)
 	if (!size)
 		return INVALID_VALUE;
 	pthread_mutex_lock(&lock);
-	Memory *m = size <= options.memory - c->used ? new_memory(DEVICE, c, size) : NULL;
+	Memory *m = c->used + size <= (uint64_t)options.memory ? new_memory(DEVICE, c, size) : NULL;
 	if (m) {
 		c->used += size;
 		count(LIVE_DEVICE, 1);

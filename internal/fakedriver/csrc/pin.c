@@ -11,7 +11,7 @@ int allocate_host(Context *c, uint64_t *out, uint64_t size)
 {
 	if (!size)
 		return INVALID_VALUE;
-	if (size > options.register_limit)
+	if (size > (uint64_t)options.register_limit)
 		return OUT_OF_MEMORY;
 	pthread_mutex_lock(&lock);
 	Memory *m = new_memory(PINNED, c, size);
@@ -89,8 +89,8 @@ int register_host(Context *c, uint64_t addr, uint64_t size)
 	if (!size || addr + size < addr)
 		return INVALID_VALUE;
 	if (options.register_code)
-		return options.register_code;
-	if (size > options.register_limit)
+		return (int)options.register_code;
+	if (size > (uint64_t)options.register_limit)
 		return OUT_OF_MEMORY;
 	uint64_t lo = page_of(addr), hi = round_up(addr + size, OS_PAGE);
 	if (!wholly_mapped(lo, hi - lo)) {

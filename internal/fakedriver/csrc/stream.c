@@ -16,7 +16,6 @@ enum {
 	STREAM_MAGIC = 0x5354524d,
 	ENDED_MAGIC = 0x454e4445,
 	MAX_STREAMS = 1 << 16,
-	PATIENCE_MS = 20,     // of lazy streams: after so long they move in any case
 };
 
 static Stream *streams; // the table
@@ -59,7 +58,7 @@ static Stream *new_stream(Context *c, bool blocking, bool hidden, int priority)
 	s->blocking = blocking;
 	s->hidden = hidden;
 	s->priority = priority;
-	s->random = options.seed * 0x9e3779b97f4a7c15u + stream_slots;
+	s->random = (uint64_t)options.seed * 0x9e3779b97f4a7c15u + stream_slots;
 	pthread_condattr_t a;
 	pthread_condattr_init(&a);
 	pthread_condattr_setclock(&a, CLOCK_MONOTONIC);
@@ -197,7 +196,7 @@ static bool overdue(const Op *o)
 {
 	struct timespec now;
 	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (now.tv_sec - o->queued.tv_sec) * 1000 + (now.tv_nsec - o->queued.tv_nsec) / 1000000 >= PATIENCE_MS;
+	return (now.tv_sec - o->queued.tv_sec) * 1000 + (now.tv_nsec - o->queued.tv_nsec) / 1000000 >= options.patience_ms;
 }
 
 // runnable reports whether s may begin what is next.
@@ -220,7 +219,8 @@ static void wait_for_work(Stream *s)
 	}
 	struct timespec until;
 	clock_gettime(CLOCK_MONOTONIC, &until);
-	until.tv_nsec += PATIENCE_MS * 1000000;
+	until.tv_sec += options.patience_ms / 1000;
+	until.tv_nsec += options.patience_ms % 1000 * 1000000;
 	until.tv_sec += until.tv_nsec / 1000000000;
 	until.tv_nsec %= 1000000000;
 	pthread_cond_timedwait(&s->work, &lock, &until);

@@ -85,7 +85,7 @@ int vmm_create(uint64_t *out, size_t size, const AllocationProp *p, uint64_t fla
 	if (!size || !granular(size) || flags)
 		return INVALID_VALUE;
 	pthread_mutex_lock(&lock);
-	int fd = size <= options.memory - contexts[p->location.id].used ? memfd_create(memfd_name, MFD_CLOEXEC) : -1;
+	int fd = contexts[p->location.id].used + size <= (uint64_t)options.memory ? memfd_create(memfd_name, MFD_CLOEXEC) : -1;
 	if (fd < 0 || ftruncate(fd, (off_t)size)) {
 		if (fd >= 0)
 			close(fd);

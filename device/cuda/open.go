@@ -24,6 +24,9 @@ type Options struct {
 	Runtime string
 	// Batch is the most copies of one batch, 0 for 8192.
 	Batch int
+	// Newest is the newest version of the driver's interface that is used, such as 12080;
+	// 0 for the driver's own. A new driver then does as an older one did: for checks.
+	Newest int
 	// Root is the root of the file system that tells of this machine, nil for its own.
 	Root fs.FS
 	// Logger gets what no error can carry. Nil is silent.
@@ -146,6 +149,9 @@ func load(o Options) (*gpu.Library, error) {
 	find, err := resolver(lib, opened)
 	if err != nil {
 		return nil, err
+	}
+	if o.Newest > 0 {
+		lib.Version = min(lib.Version, o.Newest)
 	}
 	if err := lib.Bind(abi.CUDA().Calls, find); err != nil {
 		lib.Blocks.Close()

@@ -3,6 +3,7 @@ package gpu
 import (
 	"encoding/binary"
 	"errors"
+	"slices"
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
@@ -117,8 +118,8 @@ func (d *Device) mapShared(memory uintptr, bytes int64) (_ *Shared, err error) {
 		if err == nil {
 			return
 		}
-		for i := len(undo) - 1; i >= 0; i-- {
-			err = errors.Join(err, undo[i]())
+		for _, f := range slices.Backward(undo) {
+			err = errors.Join(err, f())
 		}
 	}()
 	undo = append(undo, func() error { return d.Do(abi.MemRelease, memory) })

@@ -23,6 +23,7 @@ func linked() map[string]map[string][]string {
 	return map[string]map[string][]string{
 		".":           {"amd64": {cpuid, xxh3, sys}, "arm64": {xxh3, sys}},
 		"device/cuda": {"amd64": {purego, cpuid, xxh3, sys}, "arm64": {purego, xxh3, sys}},
+		"device/hip":  {"amd64": {purego, cpuid, xxh3, sys}, "arm64": {purego, xxh3, sys}},
 		"internal/dl": {"amd64": {purego, sys}, "arm64": {purego, sys}},
 	}
 }

@@ -292,13 +292,12 @@ func chosen(ctx context.Context, a *device.Accelerator, h *device.Host, force st
 	}
 	text := s.Copier.Name() + ", self-test passed"
 	switch {
+	case s.Copier.Name() == portable && force == "":
+		return append(found, yellow("copier", "see why the others were not used", "%s: every row is a copy of its own", text))
 	case s.BatchOps > 0:
 		text += fmt.Sprintf(", batches of %d", s.BatchOps)
-	case s.NoBatches != nil:
+	case s.NoBatches != nil && s.Copier.Name() != portable:
 		text += fmt.Sprintf(", no batches: %v", s.NoBatches)
-	}
-	if s.Copier.Name() == portable && force == "" {
-		return append(found, yellow("copier", "see why the others were not used", "%s: every row is a copy of its own", text))
 	}
 	return append(found, green("copier", "%s", text))
 }

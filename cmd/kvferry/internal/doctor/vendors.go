@@ -6,11 +6,13 @@ import (
 
 	"github.com/kvferry/kvferry/device"
 	"github.com/kvferry/kvferry/device/cuda"
+	"github.com/kvferry/kvferry/device/hip"
 )
 
 // makers are the vendors whose devices are looked at.
 func makers(m *Machine, o Options) []maker {
 	nvidia := cuda.Options{Library: o.CUDA, Runtime: o.CUDART, Root: m.Root}
+	amd := hip.Options{Library: o.HIP, Root: m.Root}
 	all := []maker{
 		{
 			name: "cuda", copiers: []string{"cuda", "libcudart"}, ready: m.hasCUDA(), asked: o.CUDA != "" || o.CUDART != "",
@@ -20,6 +22,15 @@ func makers(m *Machine, o Options) []maker {
 			},
 			open:   func(i int) (*device.Accelerator, error) { return cuda.Open(strconv.Itoa(i), nvidia) },
 			remedy: "nvidia-smi tells whether the driver works; docker run --gpus all",
+		},
+		{
+			name: "hip", copiers: []string{"libamdhip64"}, ready: m.hasHIP(), asked: o.HIP != "",
+			list: func() (int, error) {
+				found, err := hip.List(amd)
+				return len(found), err
+			},
+			open:   func(i int) (*device.Accelerator, error) { return hip.Open(strconv.Itoa(i), amd) },
+			remedy: "rocminfo tells whether the driver works; docker run --device=/dev/kfd --device=/dev/dri",
 		},
 	}
 	for i := range all {

@@ -72,6 +72,7 @@ func TestRun_LooksAtEveryDeviceOfEveryDriver(t *testing.T) {
 				want(t, found, on+"cuda", Green, f.Path())
 				want(t, found, on+"libcudart", Green, "not used: ")
 				want(t, found, on+"copier", Green, "cuda, self-test passed", batches)
+				want(t, found, on+"sharing", Green, "by handle: yes")
 				want(t, found, on+"pinning", Green, "8 MiB in ")
 				want(t, found, on+"link", Green, "GB/s at best")
 			}
@@ -82,6 +83,64 @@ func TestRun_LooksAtEveryDeviceOfEveryDriver(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestRun_LooksAtHIPDevices(t *testing.T) {
+	for version, batches := range map[int]string{
+		fakedriver.ROCm64:  "no batches: ",
+		fakedriver.ROCm72:  "batches of 8192",
+		fakedriver.ROCm713: "batches of 8192",
+	} {
+		t.Run(fmt.Sprint(version), func(t *testing.T) {
+			f := fakedriver.Load(t, fakedriver.Options{Vendor: fakedriver.HIP, Mode: fakedriver.Eager, Version: version})
+			o := quick()
+			o.HIP = f.Path()
+			r, found := look(t, o)
+			for i := range 2 {
+				on := fmt.Sprintf("hip:%d ", i)
+				want(t, found, on+"device", Green, fmt.Sprintf("GPU %d", i))
+				want(t, found, on+"libamdhip64", Green, f.Path())
+				want(t, found, on+"copier", Green, "libamdhip64, self-test passed", batches)
+				want(t, found, on+"sharing", Green, "by handle: yes")
+			}
+			if r.Level == Red {
+				t.Error(r.Err())
+			}
+		})
+	}
+}
+
+// The vendor's own library, on a machine that it has nothing to do on.
+func TestRun_FallsBackWithAMDsOwnLibrary(t *testing.T) {
+	m := ThisMachine()
+	if m.hasHIP() {
+		t.Skip("this machine has a driver")
+	}
+	const library = "/usr/lib/x86_64-linux-gnu/libamdhip64.so.5"
+	if !m.exists(library[1:]) {
+		missing(t, "no "+library+" (Debian: apt-get install libamdhip64-5)")
+	}
+	o := quick()
+	o.HIP = library
+	r, found := look(t, o)
+	want(t, found, "hip library", Red, "libamdhip64", "hipError")
+	want(t, found, "host copier", Green, "portable")
+	if err := r.Err(); err == nil {
+		t.Error("nothing is red")
+	}
+	if m.hasHIP() {
+		t.Error("a device node was made")
+	}
+}
+
+// missing ends a test that needs something this machine lacks: a skip, but in CI a
+// failure.
+func missing(tb testing.TB, what string) {
+	tb.Helper()
+	if os.Getenv("CI") != "" {
+		tb.Fatal(what)
+	}
+	tb.Skip(what)
 }
 
 func TestRun_SaysWhatIsWrongWithALibrary(t *testing.T) {
@@ -173,6 +232,20 @@ func TestRun_NamesWhatADeviceRefuses(t *testing.T) {
 	}
 }
 
+func TestRun_SaysWhyACopierIsNotUsed(t *testing.T) {
+	const invalidValue = 1
+	f := fakedriver.Load(t, fakedriver.Options{Mode: fakedriver.Eager, Devices: 1})
+	for n := range 40 {
+		f.FailCall("cuMemcpy2DAsync_v2", n+1, invalidValue)
+	}
+	o := quick()
+	o.CUDA, o.CUDART = f.Path(), f.Runtime()
+	_, found := look(t, o)
+	want(t, found, "cuda:0 copier cuda", Yellow, "not used: ", "INVALID_VALUE")
+	want(t, found, "cuda:0 copier libcudart", Yellow, "not used: ") // it calls the driver, too
+	want(t, found, "cuda:0 copier", Yellow, "portable, self-test passed: every row is a copy of its own")
+}
+
 func TestRun_StartsNoLibraryWhereThereIsNoDriver(t *testing.T) {
 	m := ThisMachine()
 	if m.hasCUDA() || m.hasHIP() {
@@ -198,10 +271,21 @@ func TestRun_RefusesACopierThatThereIsNot(t *testing.T) {
 // What is another vendor's does not force this one's devices.
 func TestRun_ForcesOnlyDevicesThatCanHaveTheCopier(t *testing.T) {
 	f := fakedriver.Load(t, fakedriver.Options{Mode: fakedriver.Eager, Devices: 1})
-	for name, text := range map[string]string{portable: "portable, self-test passed", "cuda": "cuda, self-test passed", "libamdhip64": "cuda, self-test passed"} {
+	for name, text := range map[string]string{
+		portable: "portable, self-test passed", "cuda": "cuda, self-test passed", "libcudart": "libcudart, self-test passed",
+		"libamdhip64": "cuda, self-test passed",
+	} {
 		o := quick()
-		o.Libraries, o.Copier = accel.Libraries{CUDA: f.Path()}, name
-		_, found := look(t, o)
+		o.Libraries, o.Copier = accel.Libraries{CUDA: f.Path(), CUDART: f.Runtime()}, name
+		r, found := look(t, o)
+		want(t, found, "cuda:0 libcudart", Green, f.Runtime())
 		want(t, found, "cuda:0 copier", Green, text)
+		// Nobody made it here, so it was asked for in vain.
+		switch {
+		case name == "libamdhip64" && !ThisMachine().hasHIP():
+			want(t, found, "hip library", Red)
+		case r.Level == Red:
+			t.Errorf("%s: %v", name, r.Err())
+		}
 	}
 }

@@ -315,6 +315,7 @@ func (s *accStream) Wait(e Event) error {
 	if !at.on.hold(at.mark, at.point) {
 		if s.a.learns != nil {
 			s.a.learns.WaitedFor(s.handle, at.on.handle, at.recorded)
+			s.work++ // so that an event recorded behind it passes on what it knows
 		}
 		return nil
 	}

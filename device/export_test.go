@@ -25,3 +25,9 @@ func allKernels() []*kernel {
 	cached, streamed := kernels()
 	return append(cached, streamed...)
 }
+
+// Parked reports whether the reaper of a sleeps, and whether a helper blocks in the
+// driver for it.
+func Parked(a *Accelerator) (parked, blocking bool) {
+	return a.reap.parked.Load(), a.reap.on.Load() != nil
+}

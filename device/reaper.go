@@ -78,7 +78,9 @@ func (r *reaper) close(lost bool) bool {
 func (r *reaper) help() {
 	defer close(r.helped)
 	for e := range r.ask {
-		_ = r.a.driver.SyncEvent(e) // what went wrong is found by EventDone
+		if err := r.a.driver.SyncEvent(e); err != nil {
+			r.a.blame(err) // what else went wrong is found by EventDone
+		}
 		r.answers <- struct{}{}
 	}
 }

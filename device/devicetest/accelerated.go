@@ -418,11 +418,14 @@ var acceleratedCases = []testCase{
 	}},
 }
 
+// boxRoom is the most bytes from the first to the last of a random box.
+const boxRoom = 64 << 10
+
 // copyBoxes copies a few random boxes through e, and compares every byte of the
 // destination with what the same rows would leave.
 func (r *rig) copyBoxes(what string, e device.Engine, rng *rand.Rand, fromHost, toHost bool) {
 	r.Helper()
-	const size = 1 << 20
+	const size = 4 * boxRoom
 	memory := func(host bool, who byte) *device.Memory {
 		if host {
 			return r.hostPage(size, who)
@@ -432,11 +435,10 @@ func (r *rig) copyBoxes(what string, e device.Engine, rng *rand.Rand, fromHost, 
 	src, dst, s := memory(fromHost, 's'), memory(toHost, 'd'), r.stream("s")
 	from, want := contents('s', 0, size), contents('d', 0, size)
 	var boxes []device.Box
-	const room = size / 4 // of each box
 	for i := range int64(4) {
 		b := device.Box{
-			Dst: dst, Src: src, DstOff: i * room, SrcOff: i * room,
-			Width: 1 + rng.Int64N(300), Rows: 1 + rng.IntN(12), Slices: 1 + rng.IntN(12),
+			Dst: dst, Src: src, DstOff: i * boxRoom, SrcOff: i * boxRoom,
+			Width: 1 + rng.Int64N(150), Rows: 1 + rng.IntN(12), Slices: 1 + rng.IntN(12),
 		}
 		b.DstPitch, b.DstSlice = strides(rng, &b)
 		b.SrcPitch, b.SrcSlice = strides(rng, &b)
@@ -467,7 +469,7 @@ func strides(rng *rand.Rand, b *device.Box) (pitch, slice int64) {
 	}
 	a := b.Width
 	if rng.IntN(2) == 0 {
-		a += rng.Int64N(200)
+		a += rng.Int64N(100)
 	}
 	c := a * inner
 	switch rng.IntN(3) {
@@ -477,7 +479,7 @@ func strides(rng *rand.Rand, b *device.Box) (pitch, slice int64) {
 		c += rng.Int64N(100)
 	}
 	// The rows of the outer dimension are now and then far apart.
-	if far := int64(1<<18-1) / outer; rng.IntN(3) == 0 && far > c {
+	if far := (boxRoom - 1) / outer; rng.IntN(3) == 0 && far > c {
 		c = far
 	}
 	if turned {

@@ -149,9 +149,13 @@ func (d *Driver) Name() string { return d.o.Name }
 
 // Attributes implements [device.Driver].
 func (d *Driver) Attributes() device.Attributes {
+	pitch := int64(0)
+	for _, e := range d.o.Engines {
+		pitch = max(pitch, e.Limits.MaxPitch)
+	}
 	return device.Attributes{
 		Model: "devicetest " + d.o.Mode.String(), UUID: "fake-" + d.o.Name, PCI: "ffff:ff:00.0", NUMANode: -1, Bytes: d.o.Bytes,
-		MaxPitch: d.o.Engines[0].Limits.MaxPitch, AsyncEngines: 2, UVA: true, Driver: "1",
+		MaxPitch: pitch, AsyncEngines: 2, UVA: true, Driver: "1",
 	}
 }
 

@@ -66,7 +66,7 @@ func (e *idleEngine) CopyBatch(_ device.StreamHandle, b *device.Batch, _ device.
 
 // idleRoute is a device cache and another one like a host pool, both of the idle driver,
 // with an accelerated copier and a stream.
-func idleRoute(tb testing.TB, layers, pages int, o copier.AcceleratedOptions) (c *copier.Accelerated, s device.Stream, r *kv.Route, e *idleEngine) {
+func idleRoute(tb testing.TB, layers, pages int, o copier.AcceleratedOptions) (a *device.Accelerator, c *copier.Accelerated, s device.Stream, r *kv.Route) {
 	tb.Helper()
 	must := func(err error) {
 		tb.Helper()
@@ -93,7 +93,7 @@ func idleRoute(tb testing.TB, layers, pages int, o copier.AcceleratedOptions) (c
 	s, err = a.NewStream("copies")
 	must(err)
 	tb.Cleanup(func() { closing(tb, s.Close) })
-	return copier.NewAccelerated(a, d.engine, o), s, r, d.engine
+	return a, copier.NewAccelerated(a, d.engine, o), s, r
 }
 
 // lists of n pages, none of which is next to another one unless it says so.
@@ -130,7 +130,7 @@ func BenchmarkPlan(b *testing.B) {
 	for name, list := range lists {
 		for _, n := range []int{1000, 100_000} {
 			b.Run(fmt.Sprintf("%s/%d", name, n), func(b *testing.B) {
-				_, _, r, _ := idleRoute(b, 32, n, copier.AcceleratedOptions{})
+				_, _, _, r := idleRoute(b, 32, n, copier.AcceleratedOptions{})
 				from, pairs := make([]page.Pair, n), make([]page.Pair, n)
 				list(rand.New(rand.NewPCG(1, 2)), from)
 				var (
@@ -177,10 +177,14 @@ func BenchmarkEnqueue(b *testing.B) {
 		{"100000 pages, a row each, shuffled", 1, 100_000, &batches, "shuffled scattered"},
 	} {
 		b.Run(x.name, func(b *testing.B) {
-			c, s, r, e := idleRoute(b, x.layers, x.pages, copier.AcceleratedOptions{Crossovers: x.ways})
+			a, c, s, r := idleRoute(b, x.layers, x.pages, copier.AcceleratedOptions{Crossovers: x.ways})
 			from, pairs := make([]page.Pair, x.pages), make([]page.Pair, x.pages)
 			lists[x.list](rand.New(rand.NewPCG(1, 2)), from)
 			b.ReportAllocs()
+			e, ok := a.Engines()[0].(*idleEngine)
+			if !ok {
+				b.Fatal("another engine")
+			}
 			e.copies = 0
 			for b.Loop() {
 				copy(pairs, from)

@@ -70,25 +70,21 @@ func randomPlans(t *testing.T, h Harness) {
 func manyPages(t *testing.T, h Harness) {
 	const n = 10_000
 	c := with(func(c *kv.Config) { c.Layers, c.Pages, c.PageSize, c.KVHeads, c.HeadDim = 2, n, 1, 1, 8 })
-	for _, at := range h.places() {
-		t.Run(at.name, func(t *testing.T) {
-			r := openAt(t, h, at, packed(c, n+3), c.LayerMajor)
-			rng := rand.New(rand.NewPCG(5, 6))
-			pairs := make([]page.Pair, n)
-			for i, d := range rng.Perm(n + 3)[:n] {
-				pairs[i] = page.Pair{Dst: page.ID(d), Src: page.ID(i)}
-			}
-			want := r.expect(pairs)
-			moved, err := r.copyAndWait(pairs)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if moved.Pages != n || moved.Bytes != n*r.route.PageBytes() {
-				t.Errorf("moved %+v, want %d pages of %d bytes", moved, n, r.route.PageBytes())
-			}
-			r.compare("destination", r.dst, want)
-		})
+	r := open(t, h, packed(c, n+3), c.LayerMajor)
+	rng := rand.New(rand.NewPCG(5, 6))
+	pairs := make([]page.Pair, n)
+	for i, d := range rng.Perm(n + 3)[:n] {
+		pairs[i] = page.Pair{Dst: page.ID(d), Src: page.ID(i)}
 	}
+	want := r.expect(pairs)
+	moved, err := r.copyAndWait(pairs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if moved.Pages != n || moved.Bytes != n*r.route.PageBytes() {
+		t.Errorf("moved %+v, want %d pages of %d bytes", moved, n, r.route.PageBytes())
+	}
+	r.compare("destination", r.dst, want)
 }
 
 func reportsMoved(t *testing.T, h Harness) {

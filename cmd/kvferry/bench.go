@@ -16,8 +16,8 @@ import (
 func newBench() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "bench",
-		Short: "Measure copies, allocation and look-ups beside their ceilings",
-		Long: `Measures how fast pages are copied, allocated and looked up on this machine, each beside a ceiling measured in the
+		Short: "Measure copies, allocation, look-ups and calls beside their ceilings",
+		Long: `Measures how fast pages are copied, allocated and looked up, and libraries called, on this machine, each beside a ceiling measured in the
 same runs, in turns with it. Medians, spread and the goals of the project are shown.`,
 		Example: "  kvferry bench copy\n  kvferry bench alloc --json",
 		Args:    cobra.ArbitraryArgs, // so that an unknown verb reaches RunE
@@ -28,7 +28,7 @@ same runs, in turns with it. Medians, spread and the goals of the project are sh
 			return cmd.Help()
 		},
 	}
-	cmd.AddCommand(newBenchCopy(), newBenchAlloc(), newBenchStore())
+	cmd.AddCommand(newBenchCopy(), newBenchAlloc(), newBenchStore(), newBenchCall())
 	return cmd
 }
 
@@ -87,6 +87,16 @@ pool; single calls of the store; and apart from them what it costs to make keys.
 		f.StringVar(&o.Trace, "trace", "", "replay this `file` instead of the built-in chat load")
 		f.Var(&number{value: &o.Requests, least: 0}, "requests", "replay the first `n` requests (default all of a trace, 12,000 of the built-in load)")
 	})
+}
+
+func newBenchCall() *cobra.Command {
+	return benchVerb(&cobra.Command{
+		Use:   "call",
+		Short: "Calls into C libraries that are opened at run time",
+		Long: `Measures what a call into a C library costs that was opened at run time, as those of CUDA and HIP are: every
+copy on an accelerator makes one. Beside it the same call by purego.`,
+		Example: "  kvferry bench call\n  kvferry bench call --runs 3 --json",
+	}, bench.Call, func(*pflag.FlagSet, *bench.Options) {})
 }
 
 // benchVerb makes cmd run measure, with the flags that all have and those of own.

@@ -7,7 +7,7 @@
 // the fake's log, or with something that was not given back, has failed.
 //
 //	f := fakedriver.Load(t, fakedriver.Options{Version: fakedriver.CUDA128, Mode: fakedriver.Lazy})
-//	dev, err := cuda.Open(…, f.Path(), f.Runtime())
+//	dev, err := cuda.Open("0", cuda.Options{Library: f.Path(), Runtime: f.Runtime()})
 //
 // # What it does
 //

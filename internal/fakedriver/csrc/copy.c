@@ -249,6 +249,7 @@ void run_copies(Stream *s, Op *o)
 	}
 	pthread_mutex_lock(&lock);
 	bool fails = armed(s);
+	long late = lateness(s);
 	pthread_mutex_unlock(&lock);
 	if (options.scribble)
 		for (size_t i = 0; i < o->count; i++)
@@ -257,8 +258,7 @@ void run_copies(Stream *s, Op *o)
 					gone(s, o->copies[i].dst.addr);
 					return;
 				}
-	if (options.mode == RANDOM && options.delay_us > 0)
-		nap_us((long)(next_random(&s->random) % (uint64_t)options.delay_us));
+	nap_us(late / 2); // others see the destination scribbled over
 	Shuffle entries = shuffle(&s->random, o->count);
 	size_t count_now = fails ? o->count / 2 : o->count;
 	for (size_t i = 0; i < count_now; i++) {

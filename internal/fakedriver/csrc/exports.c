@@ -59,6 +59,64 @@ EXPORT int fakePoke(uint64_t addr, const void *from, size_t n)
 	return e;
 }
 
+// ---- streams
+
+static Stream *held(uint64_t handle)
+{
+	return is_stream(handle) ? (Stream *)handle : NULL;
+}
+
+// fakeHold keeps a stream from running anything, until as many calls of fakeRelease. What
+// it runs at the time ends first.
+EXPORT int fakeHold(uint64_t handle)
+{
+	pthread_mutex_lock(&lock);
+	Stream *s = held(handle);
+	if (s) {
+		s->holds++;
+		pthread_cond_broadcast(&progress);
+		while (s->busy)
+			pthread_cond_wait(&progress, &lock);
+	}
+	pthread_mutex_unlock(&lock);
+	return s ? OK : INVALID_HANDLE;
+}
+
+EXPORT int fakeRelease(uint64_t handle)
+{
+	pthread_mutex_lock(&lock);
+	Stream *s = held(handle);
+	if (s && s->holds > 0) {
+		s->holds--;
+		pthread_cond_signal(&s->work);
+	}
+	pthread_mutex_unlock(&lock);
+	return s ? OK : INVALID_HANDLE;
+}
+
+// fakeQueued returns how many operations a stream has not ended.
+EXPORT int64_t fakeQueued(uint64_t handle)
+{
+	pthread_mutex_lock(&lock);
+	Stream *s = held(handle);
+	int64_t n = s ? (int64_t)(s->enqueued - s->finished) : -1;
+	pthread_mutex_unlock(&lock);
+	return n;
+}
+
+// fakeFailCopy makes the nth copy from now on that runs on a stream fail the context.
+EXPORT int fakeFailCopy(uint64_t handle, uint64_t nth, int code)
+{
+	pthread_mutex_lock(&lock);
+	Stream *s = held(handle);
+	if (s) {
+		s->fail_in = nth;
+		s->fail_code = code;
+	}
+	pthread_mutex_unlock(&lock);
+	return s ? OK : INVALID_HANDLE;
+}
+
 // ---- for the runtime library
 
 // fakeViolate notes a violation of one of its functions.

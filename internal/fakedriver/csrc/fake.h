@@ -354,6 +354,7 @@ typedef struct Op {
 int stream_of(uint64_t handle, Context *c, Stream **s);
 bool is_handle(uint64_t p);
 void enqueue(Stream *s, Op *o); // locked
+long lateness(Stream *s);       // locked; microseconds
 int wait_for(Stream *s, uint64_t seq);        // locked; the context's failure
 void wait_idle(Context *c);                   // locked
 void run_copies(Stream *s, Op *o);            // not locked

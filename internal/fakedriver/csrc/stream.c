@@ -226,18 +226,28 @@ static void wait_for_work(Stream *s)
 	pthread_cond_timedwait(&s->work, &lock, &until);
 }
 
-// pause lets other threads go on for a while, as the mode has it.
-static void pause_stream(Stream *s)
+enum { BACKLOG = 32 };
+
+// lateness draws how long s waits before what it does next: mostly about the delay,
+// sometimes not at all or four times as long. Of a long backlog only some are late, or a
+// test of many small copies would only wait.
+long lateness(Stream *s)
 {
-	long us = 0;
-	if (options.mode == RANDOM && options.delay_us > 0) {
-		uint64_t r = next_random(&s->random);
-		switch (r % 8) {
-		case 0: break;
-		case 1: us = options.delay_us * 4; break;
-		default: us = (long)((r >> 8) % (uint64_t)(2 * options.delay_us));
-		}
+	if (options.mode != RANDOM || options.delay_us <= 0)
+		return 0;
+	uint64_t r = next_random(&s->random);
+	if (s->enqueued - s->finished > BACKLOG && r >> 48 & (BACKLOG - 1))
+		return 0;
+	switch (r % 8) {
+	case 0: return 0;
+	case 1: return options.delay_us * 4;
+	default: return (long)((r >> 8) % (uint64_t)(2 * options.delay_us));
 	}
+}
+
+static void be_late(Stream *s)
+{
+	long us = lateness(s);
 	if (us > 0) {
 		pthread_mutex_unlock(&lock);
 		nap_us(us);
@@ -287,7 +297,7 @@ static void wait_memory(Stream *s, Op *o)
 static void run(Stream *s, Op *o)
 {
 	s->busy = o->kind == COPY || o->kind == FILL;
-	pause_stream(s);
+	be_late(s);
 	switch (o->kind) {
 	case COPY:
 	case FILL:
@@ -541,60 +551,4 @@ int end_streams(Context *c)
 	}
 	c->legacy = NULL;
 	return forgotten;
-}
-
-static Stream *held(uint64_t handle)
-{
-	return is_stream(handle) ? (Stream *)handle : NULL;
-}
-
-// fakeHold keeps a stream from running anything, until as many calls of fakeRelease. What
-// it runs at the time ends first.
-EXPORT int fakeHold(uint64_t handle)
-{
-	pthread_mutex_lock(&lock);
-	Stream *s = held(handle);
-	if (s) {
-		s->holds++;
-		pthread_cond_broadcast(&progress);
-		while (s->busy)
-			pthread_cond_wait(&progress, &lock);
-	}
-	pthread_mutex_unlock(&lock);
-	return s ? OK : INVALID_HANDLE;
-}
-
-EXPORT int fakeRelease(uint64_t handle)
-{
-	pthread_mutex_lock(&lock);
-	Stream *s = held(handle);
-	if (s && s->holds > 0) {
-		s->holds--;
-		pthread_cond_signal(&s->work);
-	}
-	pthread_mutex_unlock(&lock);
-	return s ? OK : INVALID_HANDLE;
-}
-
-// fakeQueued returns how many operations a stream has not ended.
-EXPORT int64_t fakeQueued(uint64_t handle)
-{
-	pthread_mutex_lock(&lock);
-	Stream *s = held(handle);
-	int64_t n = s ? (int64_t)(s->enqueued - s->finished) : -1;
-	pthread_mutex_unlock(&lock);
-	return n;
-}
-
-// fakeFailCopy makes the nth copy from now on that runs on a stream fail the context.
-EXPORT int fakeFailCopy(uint64_t handle, uint64_t nth, int code)
-{
-	pthread_mutex_lock(&lock);
-	Stream *s = held(handle);
-	if (s) {
-		s->fail_in = nth;
-		s->fail_code = code;
-	}
-	pthread_mutex_unlock(&lock);
-	return s ? OK : INVALID_HANDLE;
 }

@@ -42,6 +42,7 @@ func (r *rig) spawnFor(tb testing.TB, verb string, handle []byte, files ...*os.F
 	cmd := exec.CommandContext(r.tb.Context(), os.Args[0])
 	cmd.Env = append(os.Environ(), childVerb+"="+verb, childLibrary+"="+r.Path(), childHandle+"="+hex.EncodeToString(handle))
 	cmd.Env = append(cmd.Env, Env(tb, Options{Vendor: r.options.Vendor})...)
+	cmd.Env = append(cmd.Env, "GORACE=atexit_sleep_ms=0") // or each would end a second later
 	cmd.Stderr = os.Stderr
 	cmd.ExtraFiles = files
 	in, err := cmd.StdinPipe()

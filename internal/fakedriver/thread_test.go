@@ -50,6 +50,19 @@ func TestExpiredContext(t *testing.T) {
 	})
 }
 
+// TestIdleContextExpires: with expire_us a thread that has not called for so long is seen
+// too.
+func TestIdleContextExpires(t *testing.T) {
+	r := newRig(t, Options{Vendor: HIP})
+	s := r.newStream()
+	r.Set("expire_us", "1")
+	for r.call("hipStreamQuery", s) == ok {
+		runtime.GC() // takes longer
+	}
+	r.Set("expire_us", "0")
+	r.Expect("set by an earlier section")
+}
+
 func TestWrongDevice(t *testing.T) {
 	versions(t, func(t *testing.T, o Options) {
 		r := newRig(t, o)

@@ -1,3 +1,5 @@
+//go:build !nogpu
+
 package hip_test
 
 import (
@@ -105,7 +107,7 @@ func TestConformance(t *testing.T) {
 		for _, mode := range []fakedriver.Mode{fakedriver.Eager, fakedriver.Lazy, fakedriver.Random} {
 			t.Run(fmt.Sprintf("%d/%v", version, mode), func(t *testing.T) {
 				devicetest.Run(t, func(t *testing.T) devicetest.Harness {
-					return harness(t, fakedriver.Options{Version: version, Mode: mode, Delay: 20})
+					return harness(t, fakedriver.Options{Version: version, Mode: mode, Delay: 1})
 				})
 			})
 		}

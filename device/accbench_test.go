@@ -13,8 +13,9 @@ type nullDriver struct{ device.Driver }
 
 type nullEngine struct{ batch int }
 
-func (nullDriver) Name() string                                                  { return "null:0" }
-func (nullDriver) Attributes() device.Attributes                                 { return device.Attributes{} }
+func (nullDriver) Name() string                  { return "null:0" }
+func (nullDriver) Attributes() device.Attributes { return device.Attributes{} }
+
 func (nullDriver) Alloc(int64) (uintptr, error)                                  { return 1 << 40, nil }
 func (nullDriver) Free(uintptr) error                                            { return nil }
 func (nullDriver) Register(uintptr, int64) error                                 { return nil }

@@ -71,7 +71,7 @@ func TestAccelerator_GivesMemoryBackWhenNoEventCanBeRecorded(t *testing.T) {
 			s, other, dst, src := l.stream("s"), l.stream("other"), l.page(64), l.page(64)
 			e := l.event()
 			release := l.d.Hold(l.handle(s))
-			l.d.Refuse(call, 0, device.Retry)
+			_ = l.d.Refuse(call, 0, device.Retry)
 			must(t, s.Copy(op(dst, src))) // it is queued, whatever comes behind it
 			if err := dst.Free(); !errors.Is(err, fault.Busy) {
 				t.Errorf("free under a copy: %v", err)
@@ -388,9 +388,9 @@ func TestAccelerator_UsedFromManyGoroutines(t *testing.T) {
 							if i == 0 && j == jobs/2 {
 								switch how {
 								case "stream fails":
-									l.d.FailCopy(l.handle(streams[1]), device.Failed)
+									_ = l.d.FailCopy(l.handle(streams[1]), device.Failed)
 								case "device lost":
-									l.d.Lose()
+									_ = l.d.Lose()
 								}
 							}
 							if rng.IntN(8) == 0 {

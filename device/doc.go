@@ -33,6 +33,38 @@
 // them a few rows later, while they are in the processor's own cache: that costs a
 // third of reading them again. All ops of one digest are one worker's.
 //
+// # Accelerators
+//
+// An [Accelerator] is the Device over a [Driver], which is a vendor's library and nothing
+// more: package cuda and package hip have one each. All books are kept here, once:
+// bounds, uses of memory, what is pinned, how work stands. What the driver is given is
+// checked; what it can't take in one call is cut.
+//
+// Memory that copies of an accelerator may name is its own (Alloc, Wrap) or host memory
+// that it has pinned (AllocHost, Pin). Host memory that can't be pinned must be admitted
+// (AdmitPageable): such copies block whoever enqueues them. A memory is pinned by
+// stretches, so that a pool can grow while it is used; a library takes no copy that
+// crosses from one to the next, so those are split. Free unpins before it unmaps, and a
+// memory that is pinned keeps the device open.
+//
+// [Accelerator.CopyBoxes] and [Accelerator.CopyBatch] are the fast ways, each through an
+// [Engine] of the caller's choice; Stream.Copy takes the first engine. A box becomes as
+// few calls as the engine's limits allow: one when its strides can be told to the
+// library, rows and slices turned, a pitch beyond the limit taken for slices; in the end
+// a copy a row.
+//
+// A driver says how work stands only when it is asked. Each call that enqueues copies
+// records an event of the driver behind them, unless one is there already, and one
+// goroutine for each device, the reaper, asks for the first such event of every stream.
+// It finishes what is over in the order in which it was recorded, whatever the stream:
+// when a ticket is done, so is everything that its work came after, and no memory of
+// that is in use. Nothing calls back from the driver into Go.
+//
+// An error of the driver while enqueueing fails the call; parts of it may be queued, and
+// what they use stays in use until they have run. An error found later fails the stream,
+// or all streams when the device is lost: then everything enqueued counts as run, and
+// closing gives back what is ours without asking the driver.
+//
 // # Traps
 //
 //   - Only events order streams. Two streams that touch the same bytes need one in
@@ -47,6 +79,14 @@
 //     find, poison does: with `-tags invariants` the host device overwrites the
 //     destinations of a copy with 0xDE at the moment at which the copy could
 //     start, so that a reader that does not wait gets bytes that are plainly wrong.
+//   - No memory on the Go heap may be pinned or admitted: Go frees it, or moves a stack,
+//     under a copy. WrapHost can't tell whose bytes it is given.
+//   - A copy in AnyOrder may read its source at once, before what is queued ahead of it:
+//     for pinned pages that nobody writes, sealed ones.
+//   - A stream over an engine's handle shares its queue. What is enqueued there by the
+//     engine is ordered with ours, but our tickets and uses know nothing of it.
+//   - The order in which things are over holds within one accelerator. Across two, a
+//     ticket may be done a moment before memory of the other is free.
 //   - A slice from Memory.Bytes is dangling after Free. Touching it is a crash that
 //     no recover stops.
 package device

@@ -37,8 +37,9 @@ type Driver interface {
 	// NewEvent makes an event that was never recorded. Record makes it stand for what
 	// is queued on s; Wait has what is queued on s from now on run after the latest
 	// recording of e; EventDone reports whether that has run, and SyncEvent blocks until
-	// it has. Done, for an event never recorded. An error of EventDone or SyncEvent says
-	// that work of the device has failed.
+	// it has. Done, for an event never recorded. An error of EventDone with true says
+	// that the work is over and has failed; with false, that nothing is known of it. In
+	// either case the stream is given up; where the class is Lost, the device.
 	NewEvent() (EventHandle, error)
 	CloseEvent(e EventHandle) error
 	Record(e EventHandle, s StreamHandle) error
@@ -135,11 +136,11 @@ const (
 	HighPriority
 )
 
-// StreamHandle and EventHandle are a vendor's handles.
-type (
-	StreamHandle uintptr
-	EventHandle  uintptr
-)
+// StreamHandle is a vendor's handle of a stream.
+type StreamHandle uintptr
+
+// EventHandle is a vendor's handle of an event.
+type EventHandle uintptr
 
 // Handles of the default streams, the same with CUDA and HIP: the legacy stream, by its
 // two names, which waits for all others and takes no batches, and the thread's own, which
@@ -170,11 +171,11 @@ type Attributes struct {
 type Class uint8
 
 const (
-	// Failed: this call has failed, and would again; other work goes on.
+	// Failed says that this call has failed, and would again; other work goes on.
 	Failed Class = iota
-	// Retry: this call has failed, for want of something that may be there later.
+	// Retry says that this call has failed, for want of something that may be there later.
 	Retry
-	// Lost: the device, or this process's hold on it, is gone; every later call fails.
+	// Lost says that the device, or this process's hold on it, is gone; every later call fails.
 	Lost
 )
 

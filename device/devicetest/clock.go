@@ -17,13 +17,15 @@ import (
 // clock says for each actor how much of what it did is known.
 type clock []uint64
 
-func (c *clock) join(d clock) {
-	for len(*c) < len(d) {
-		*c = append(*c, 0)
+// joined returns what is known by c and by d. It may be c.
+func (c clock) joined(d clock) clock {
+	for len(c) < len(d) {
+		c = append(c, 0)
 	}
 	for i, n := range d {
-		(*c)[i] = max((*c)[i], n)
+		c[i] = max(c[i], n)
 	}
+	return c
 }
 
 func (c clock) of(actor int) uint64 {
@@ -96,7 +98,7 @@ func (o *order) forget(lo, hi uint64) {
 // access notes what a copy of q touches.
 func (q *queue) access(reads, writes spans, o device.SourceOrder) {
 	order := &q.d.order
-	q.clock.join(order.host)
+	q.clock = q.clock.joined(order.host)
 	for len(q.clock) <= q.actor {
 		q.clock = append(q.clock, 0)
 	}
@@ -113,7 +115,7 @@ func (q *queue) access(reads, writes spans, o device.SourceOrder) {
 
 // record returns what is known behind all that is queued on q.
 func (q *queue) record() clock {
-	q.clock.join(q.d.order.host)
+	q.clock = q.clock.joined(q.d.order.host)
 	c := q.clock.clone()
 	q.records = append(q.records, c)
 	return c
@@ -124,7 +126,7 @@ func (q *queue) record() clock {
 func (d *Driver) Learned(s device.StreamHandle, n uint64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.order.host.join(d.recorded(s, n))
+	d.order.host = d.order.host.joined(d.recorded(s, n))
 }
 
 // WaitedFor says that s has come after the n-th recording on another stream without a
@@ -133,7 +135,7 @@ func (d *Driver) WaitedFor(s, on device.StreamHandle, n uint64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if q := d.known(s); q != nil {
-		q.clock.join(d.recorded(on, n))
+		q.clock = q.clock.joined(d.recorded(on, n))
 	}
 }
 

@@ -82,7 +82,7 @@ var memoryCases = []testCase{
 
 var copyCases = []testCase{
 	{"Copy_MovesExactlyTheBytesAsked", func(r *rig) {
-		const size = 3<<20 + 100
+		const size = 1<<20 + 5000
 		from, before := contents('s', 0, size), contents('d', 0, size)
 		src, s := r.alloc(size), r.stream("s")
 		r.write(src, from)

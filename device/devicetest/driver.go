@@ -421,7 +421,7 @@ func (d *Driver) SyncStream(h device.StreamHandle) error {
 	for to := q.queued; q.ran < to && d.lost == nil; {
 		d.changed.Wait()
 	}
-	d.order.host.join(now)
+	d.order.host = d.order.host.joined(now)
 	if d.lost != nil {
 		return fault.Wrap(fault.Device, "SyncStream", d.lost)
 	}
@@ -493,7 +493,7 @@ func (d *Driver) Wait(s device.StreamHandle, h device.EventHandle) error {
 		return err
 	}
 	if e.latest != nil {
-		q.clock.join(e.latest.clock)
+		q.clock = q.clock.joined(e.latest.clock)
 		q.push(command{wait: e.latest})
 	}
 	return nil

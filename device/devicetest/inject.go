@@ -104,7 +104,9 @@ func (s *injectedStream) Copy(ops []device.Op) error {
 		return err
 	}
 	if err := s.of.in.Hit(FailStream); err != nil {
-		d, ok := s.of.Device.(interface{ Fail(s device.Stream, err error) })
+		d, ok := s.of.Device.(interface {
+			Fail(s device.Stream, err error)
+		})
 		if !ok {
 			return fmt.Errorf("devicetest: %q needs a host device, not %T", FailStream, s.of.Device)
 		}

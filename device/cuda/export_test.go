@@ -33,3 +33,21 @@ func (d *Driver) Bound(f func()) error {
 	f()
 	return nil
 }
+
+// BatchWords returns how many words a driver's batches take, 0 when it has none.
+func BatchWords(tb testing.TB, path string) int {
+	tb.Helper()
+	lib, err := load(Options{Library: path})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	defer lib.Blocks.Close()
+	_, form, no := batchForm(lib)
+	switch {
+	case no != "":
+		return 0
+	case form.FailedAt:
+		return 9
+	}
+	return 8
+}

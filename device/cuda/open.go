@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"os"
 
 	"github.com/kvferry/kvferry/device"
 	"github.com/kvferry/kvferry/fault"
@@ -33,13 +32,6 @@ type Options struct {
 	Logger *slog.Logger
 }
 
-func (o Options) root() fs.FS {
-	if o.Root != nil {
-		return o.Root
-	}
-	return os.DirFS("/")
-}
-
 // List describes the devices that this process may use, by their ordinals.
 //
 // Kinds: fault.NotFound (no driver, no device), fault.Unsupported (a driver too old),
@@ -50,17 +42,10 @@ func List(o Options) ([]device.Attributes, error) {
 		return nil, err
 	}
 	defer lib.Blocks.Close()
-	n, err := lib.Count()
-	if err != nil {
-		return nil, err
-	}
-	all := make([]device.Attributes, n)
-	for i := range all {
-		if _, all[i], err = describe(lib, i, o.root()); err != nil {
-			return nil, err
-		}
-	}
-	return all, nil
+	return gpu.List(lib, func(ordinal int) (device.Attributes, error) {
+		_, a, err := describe(lib, ordinal, o.Root)
+		return a, err
+	})
 }
 
 // Open opens the device that which names: its ordinal in this process, or its UUID or
@@ -89,7 +74,7 @@ func open(lib *gpu.Library, which string, o Options) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	handle, attrs, err := describe(lib, ordinal, o.root())
+	handle, attrs, err := describe(lib, ordinal, o.Root)
 	if err != nil {
 		return nil, err
 	}
@@ -135,7 +120,7 @@ func load(o Options) (*gpu.Library, error) {
 	names := []string{o.Library}
 	if o.Library == "" {
 		names = []string{"libcuda.so.1", "/usr/local/cuda/compat/libcuda.so.1", "/usr/lib/wsl/lib/libcuda.so.1"}
-		if dl.Enabled && !driverLoaded(o.root()) {
+		if dl.Enabled && !driverLoaded(o.Root) {
 			return nil, fault.New(fault.NotFound, "libcuda", "this machine has no driver of NVIDIA's: none of %v exists", driverFiles()).
 				Hint("install the driver and, in a container, let its devices in; or name the library")
 		}
@@ -171,7 +156,7 @@ func driverFiles() []string {
 
 func driverLoaded(root fs.FS) bool {
 	for _, f := range driverFiles() {
-		if _, err := fs.Stat(root, f[1:]); err == nil {
+		if _, err := fs.Stat(gpu.Root(root), f[1:]); err == nil {
 			return true
 		}
 	}

@@ -38,7 +38,13 @@ func openRuntime(dev *gpu.Device, attrs device.Attributes, name string, most int
 		}
 		tried = append(tried, err)
 	}
-	return nil, fault.Wrap(fault.KindOf(tried[0]), runtimeName, errors.Join(tried...))
+	kind := fault.NotFound // unless one was found
+	for _, err := range tried {
+		if k := fault.KindOf(err); kind == fault.NotFound {
+			kind = k
+		}
+	}
+	return nil, fault.Wrap(kind, runtimeName, errors.Join(tried...))
 }
 
 // mappedRuntimes are those that this process has opened already, PyTorch's among them,

@@ -11,12 +11,13 @@ import (
 	"testing"
 
 	"github.com/kvferry/kvferry/device/cuda"
+	"github.com/kvferry/kvferry/internal/fakedriver"
 )
 
 // stub compiles testdata/stub.c to be like what its enum says, and returns its path.
 func stub(tb testing.TB, like string) string {
 	tb.Helper()
-	kinds := []string{"", "absent", "old", "broken", "empty", "stub", "newer", "lookup"}
+	kinds := []string{"", "absent", "old", "broken", "empty", "stub", "newer", "lookup", "twin"}
 	i := slices.Index(kinds, like)
 	cc := os.Getenv("CC")
 	if cc == "" {
@@ -58,5 +59,19 @@ func TestLookUp_NeedsAllAnswersToAgree(t *testing.T) {
 	}
 	if !find("ok", 12040) {
 		t.Error("a function is not found that came with the driver")
+	}
+}
+
+// TestLookUp_TakesOneFunctionUnderTwoVersionsForTheOlder: a driver that answers the
+// question for eight words with what takes nine would be called with eight.
+func TestLookUp_TakesOneFunctionUnderTwoVersionsForTheOlder(t *testing.T) {
+	if words := cuda.BatchWords(t, stub(t, "twin")); words != 9 {
+		t.Errorf("batches of a driver with one function take %d words", words)
+	}
+	for version, want := range map[int]int{fakedriver.CUDA124: 0, fakedriver.CUDA128: 9, fakedriver.CUDA130: 8} {
+		f := fakedriver.Load(t, fakedriver.Options{Version: version})
+		if words := cuda.BatchWords(t, f.Path()); words != want {
+			t.Errorf("batches of CUDA %d take %d words, want %d", version, words, want)
+		}
 	}
 }

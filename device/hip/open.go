@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"os"
 
 	"github.com/kvferry/kvferry/device"
 	"github.com/kvferry/kvferry/fault"
@@ -30,13 +29,6 @@ type Options struct {
 	Logger *slog.Logger
 }
 
-func (o Options) root() fs.FS {
-	if o.Root != nil {
-		return o.Root
-	}
-	return os.DirFS("/")
-}
-
 // List describes the devices that this process may use, by their ordinals.
 //
 // Kinds: fault.NotFound (no library, no device), fault.Unsupported (no library that is
@@ -47,17 +39,10 @@ func List(o Options) ([]device.Attributes, error) {
 		return nil, err
 	}
 	defer lib.Blocks.Close()
-	n, err := lib.Count()
-	if err != nil {
-		return nil, err
-	}
-	all := make([]device.Attributes, n)
-	for i := range all {
-		if _, all[i], err = describe(lib, i, o.root()); err != nil {
-			return nil, err
-		}
-	}
-	return all, nil
+	return gpu.List(lib, func(ordinal int) (device.Attributes, error) {
+		_, a, err := describe(lib, ordinal, o.Root)
+		return a, err
+	})
 }
 
 // Open opens the device that which names: its ordinal in this process, or its UUID or
@@ -87,7 +72,7 @@ func open(lib *gpu.Library, which string, o Options) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	handle, attrs, err := describe(lib, ordinal, o.root())
+	handle, attrs, err := describe(lib, ordinal, o.Root)
 	if err != nil {
 		return nil, err
 	}

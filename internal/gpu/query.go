@@ -4,6 +4,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"io/fs"
+	"os"
 	"path"
 	"strconv"
 	"strings"
@@ -16,6 +17,21 @@ import (
 func (l *Library) Count() (int, error) {
 	n, err := l.Out(abi.DeviceCount)
 	return int(int32(n)), err
+}
+
+// List describes all devices of a library, in the order of their ordinals.
+func List[A any](l *Library, describe func(ordinal int) (A, error)) ([]A, error) {
+	n, err := l.Count()
+	if err != nil {
+		return nil, err
+	}
+	all := make([]A, n)
+	for i := range all {
+		if all[i], err = describe(i); err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
 }
 
 // Handle returns the library's word for a device.
@@ -128,10 +144,18 @@ func bare(id string) string {
 	return strings.TrimPrefix(strings.TrimPrefix(id, "gpu-"), "mig-")
 }
 
-// NUMANode returns the NUMA node of the card at a PCI address, as root, the root of a
-// file system, says; -1 when it does not.
+// Root returns root, or this machine's root of its file system when that is nil.
+func Root(root fs.FS) fs.FS {
+	if root != nil {
+		return root
+	}
+	return os.DirFS("/")
+}
+
+// NUMANode returns the NUMA node of the card at a PCI address, as root says; -1 when it
+// does not.
 func NUMANode(root fs.FS, pci string) int {
-	text, err := fs.ReadFile(root, path.Join("sys/bus/pci/devices", strings.ToLower(pci), "numa_node"))
+	text, err := fs.ReadFile(Root(root), path.Join("sys/bus/pci/devices", strings.ToLower(pci), "numa_node"))
 	if err != nil {
 		return -1
 	}

@@ -4,11 +4,11 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { ABSENT = 1, OLD, BROKEN, EMPTY, STUB, NEWER, LOOKUP };
+enum { ABSENT = 1, OLD, BROKEN, EMPTY, STUB, NEWER, LOOKUP, TWIN };
 
 int cuDriverGetVersion(int *v)
 {
-	*v = LIKE == OLD ? 11020 : 12040;
+	*v = LIKE == OLD ? 11020 : LIKE == TWIN ? 13000 : 12040;
 	return LIKE == BROKEN ? 999 : 0;
 }
 

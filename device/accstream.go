@@ -57,8 +57,12 @@ type mark struct {
 	retired bool // guarded by s.qmu; over
 }
 
-// keepUses is the most entries of a list that is kept for the next mark.
-const keepUses = 1 << 16
+// Of what a burst needed, so many marks are kept for the next, and lists of so many
+// entries.
+const (
+	keepMarks = 4096
+	keepUses  = 1 << 16
+)
 
 func (s *accStream) Name() string { return s.name }
 
@@ -125,6 +129,14 @@ func (s *accStream) settle(what string) (*mark, error) {
 	m.recorded = s.recorded
 	s.push(m)
 	return m, nil
+}
+
+// settleOpen is settle for a call that a closed stream refuses.
+func (s *accStream) settleOpen(what string) (*mark, error) {
+	if s.closed {
+		return nil, s.errClosed()
+	}
+	return s.settle(what)
 }
 
 // push enqueues m, with the uses so far, as the mark of all work so far. It returns
@@ -273,8 +285,14 @@ func (a *Accelerator) keepMark(m *mark) {
 		m.uses = nil
 	}
 	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.freeMarks = append(a.freeMarks, m)
+	kept := len(a.freeMarks) < keepMarks
+	if kept {
+		a.freeMarks = append(a.freeMarks, m)
+	}
+	a.mu.Unlock()
+	if !kept && a.Lost() == nil {
+		_ = a.driver.CloseEvent(m.event) // the driver's own Close ends what is left
+	}
 }
 
 func (s *accStream) Record(e Event) error {
@@ -284,10 +302,7 @@ func (s *accStream) Record(e Event) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.refused(); err != nil {
-		return err
-	}
-	m, err := s.settle("record of an event")
+	m, err := s.settleOpen("record of an event")
 	if err != nil {
 		return err
 	}
@@ -333,10 +348,7 @@ func (s *accStream) Signal(t *Ticket) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.refused(); err != nil {
-		return err
-	}
-	m, err := s.settle("signal of a ticket")
+	m, err := s.settleOpen("signal of a ticket")
 	if err != nil {
 		return err
 	}

@@ -59,6 +59,7 @@ func (e *idleEngine) CopyRects(_ device.StreamHandle, rects []device.Rect) (int,
 	e.copies += len(rects)
 	return len(rects), nil
 }
+
 func (e *idleEngine) CopyBatch(_ device.StreamHandle, b *device.Batch, _ device.SourceOrder) error {
 	e.copies += len(b.Bytes)
 	return nil

@@ -148,6 +148,7 @@ func (k *calibration) cell(ctx context.Context, l Link, width int64, rows int) (
 func (k *calibration) measure(ctx context.Context, l Link, way Way, width int64, rows, n int) (float64, error) {
 	b := device.Box{Dst: k.dev[0], Src: k.host, Width: width, Rows: rows, Slices: 1}
 	switch l {
+	case ToDevice:
 	case ToHost:
 		b.Dst, b.Src = k.host, k.dev[0]
 	case OnDevice:

@@ -156,14 +156,14 @@ func (c *chooser) choose(ctx context.Context) (*Selection, error) {
 	}
 	var rejected []Rejected
 	for i, x := range all {
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
 		s, err := c.try(ctx, x)
 		if err == nil {
 			s.Rejected, s.Untried = rejected, names(all[i+1:])
 			c.o.Logger.LogAttrs(ctx, slog.LevelInfo, "copier chosen", slog.String("device", s.Device), slog.Any("copier", s))
 			return s, nil
-		}
-		if ctx.Err() != nil {
-			return nil, ctx.Err()
 		}
 		c.o.Logger.LogAttrs(ctx, slog.LevelWarn, "copier rejected",
 			slog.String("device", c.on.Name()), slog.String("copier", x.name), slog.Any("reason", err))
@@ -171,6 +171,9 @@ func (c *chooser) choose(ctx context.Context) (*Selection, error) {
 		if lost := c.on.Lost(); lost != nil {
 			return nil, fmt.Errorf("copier %s: %w", x.name, errors.Join(err, lost))
 		}
+	}
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
 	}
 	return nil, c.none(rejected)
 }

@@ -16,6 +16,9 @@ import (
 // patience is how long a self-test may take: a copier that makes it wait has failed.
 const patience = 10 * time.Second
 
+// grace is how long what was late is waited for, to give back what it uses.
+const grace = time.Second
+
 // SelfTest copies pages and tokens by c between memory of a and host memory of h, and
 // compares every byte that may have changed, and every one that must not have: a round
 // trip between pools of different sizes, several layers, runs and scattered pages, both
@@ -88,8 +91,11 @@ func newTrial(a *device.Accelerator, h *device.Host) (t *trial, err error) {
 		bytes int64
 		alloc func(int64) (*device.Memory, error)
 	}{
-		{&t.stage, g.Bytes(), onHost}, {&t.first, g.Bytes(), onHost}, {&t.last, g.Bytes(), onHost},
-		{&t.ballast[0], ballastBytes, onDevice}, {&t.ballast[1], ballastBytes, onHost},
+		{&t.stage, g.Bytes(), onHost},
+		{&t.first, g.Bytes(), onHost},
+		{&t.last, g.Bytes(), onHost},
+		{&t.ballast[0], ballastBytes, onDevice},
+		{&t.ballast[1], ballastBytes, onHost},
 	} {
 		if *x.m, err = t.keep(x.alloc(x.bytes)); err != nil {
 			return t, err
@@ -134,11 +140,22 @@ func (t *trial) rest() {
 
 // close gives everything back: once the device is done with it, if it was late.
 func (t *trial) close() error {
-	if t.late {
-		t.late = false
-		go func() { _ = t.close() }() // ends with the device's work
+	if !t.late {
+		return t.giveBack()
+	}
+	done := make(chan error, 1)
+	go func() { done <- t.giveBack() }() // ends with the device's work
+	timer := time.NewTimer(grace)
+	defer timer.Stop()
+	select {
+	case err := <-done:
+		return err
+	case <-timer.C:
 		return nil
 	}
+}
+
+func (t *trial) giveBack() error {
 	t.rest()
 	var errs []error
 	for _, m := range t.memories {

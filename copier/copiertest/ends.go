@@ -22,7 +22,7 @@ func failedStream(t *testing.T, h Harness) {
 	if h.Fail == nil {
 		t.Skip("this harness cannot make a copy fail")
 	}
-	r := open(t, h, packed(small, 20), small.LayerMajor)
+	r := openAt(t, h, place{}, packed(small, 20), small.LayerMajor)
 	other := r.stream("other")
 	want := h.Fail(r.s)
 	_, err := r.copyAndWait([]page.Pair{{Dst: 1, Src: 1}, {Dst: 3, Src: 3}})
@@ -43,7 +43,7 @@ func lostDevice(t *testing.T, h Harness) {
 	if h.Lose == nil {
 		t.Skip("this harness cannot lose its device")
 	}
-	r := open(t, h, packed(small, 20), small.LayerMajor)
+	r := openAt(t, h, place{}, packed(small, 20), small.LayerMajor)
 	release := r.hold()
 	ticket := device.NewTicket()
 	_, err := h.Copier.Copy(r.s, r.route, plans(r.pages())["gaps in both"])

@@ -3,6 +3,7 @@ package kv
 import (
 	"cmp"
 	"context"
+	"errors"
 	"slices"
 	"sync"
 
@@ -22,6 +23,7 @@ const (
 // host memory that it gives: a [device.Accelerator].
 type pinner interface {
 	AllocHost(h *device.Host, bytes, cut int64) (*device.Memory, error)
+	AdmitPageable(m *device.Memory) error
 }
 
 // bounce is the pinned host memory of a cache, the stream that carries rows to and
@@ -71,11 +73,9 @@ func (c *Cache) lockBounce(halves []half) (b *bounce, err error) {
 		if !ok { // as fill has seen
 			return nil, fault.New(fault.Unsupported, "cache", "%s gives no host memory that its copies reach", c.name)
 		}
-		mem, err := dev.AllocHost(b.host, max(one, bounceBytes), 1)
-		if err != nil {
+		if b.mem, err = hostMemory(dev, b.host, max(one, bounceBytes)); err != nil {
 			return nil, err
 		}
-		b.mem = mem
 	}
 	if b.stream == nil {
 		if b.stream, err = c.dev.NewStream("rows"); err != nil {
@@ -83,6 +83,23 @@ func (c *Cache) lockBounce(halves []half) (b *bounce, err error) {
 		}
 	}
 	return b, nil
+}
+
+// hostMemory returns host memory that the copies of dev reach: pinned, or where that is
+// refused, memory that it copies slowly.
+func hostMemory(dev pinner, h *device.Host, bytes int64) (*device.Memory, error) {
+	m, err := dev.AllocHost(h, bytes, 1)
+	if err == nil {
+		return m, nil
+	}
+	m, allocErr := h.Alloc(bytes)
+	if allocErr != nil {
+		return nil, err
+	}
+	if dev.AdmitPageable(m) != nil {
+		return nil, errors.Join(err, m.Free())
+	}
+	return m, nil
 }
 
 // close gives everything back. Nothing runs on the stream: every call has waited.

@@ -3,7 +3,9 @@ package kv
 import (
 	"context"
 	"errors"
+	"os"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 
@@ -26,8 +28,12 @@ type site struct {
 
 type failer interface{ Fatal(...any) }
 
-// onSites runs test on every site.
+// onSites runs test on every site; where KVFERRY_GPU names a device ("cuda:0"), on that.
 func onSites(t *testing.T, test func(t *testing.T, x *site)) {
+	if name := os.Getenv("KVFERRY_GPU"); name != "" {
+		test(t, acceleratorSite(t, openNamed(t, name)))
+		return
+	}
 	t.Run("host", func(t *testing.T) { test(t, &site{name: "host", dev: openHost(t)}) })
 	t.Run("far", func(t *testing.T) { test(t, openFar(t).site(t)) })
 	for mode := range devicetest.Mode(devicetest.Modes) {
@@ -47,22 +53,35 @@ func onSites(t *testing.T, test func(t *testing.T, x *site)) {
 // openVendor opens the first device of a fake driver.
 func openVendor(t *testing.T, fake *fakedriver.Fake) *device.Accelerator {
 	t.Helper()
-	var a *device.Accelerator
-	var err error
-	if fake.Runtime() != "" {
-		a, err = cuda.Open("0", cuda.Options{Library: fake.Path(), Runtime: fake.Runtime()})
-	} else {
-		a, err = hip.Open("0", hip.Options{Library: fake.Path()})
+	if fake.Runtime() == "" {
+		return opened(t)(hip.Open("0", hip.Options{Library: fake.Path()}))
 	}
-	if err != nil {
-		t.Fatal(err)
+	return opened(t)(cuda.Open("0", cuda.Options{Library: fake.Path(), Runtime: fake.Runtime()}))
+}
+
+// openNamed opens a real device.
+func openNamed(t *testing.T, name string) *device.Accelerator {
+	t.Helper()
+	if vendor, which, _ := strings.Cut(name, ":"); vendor == "hip" {
+		return opened(t)(hip.Open(which, hip.Options{}))
 	}
-	t.Cleanup(func() {
-		if err := a.Close(); err != nil {
-			t.Error(err)
+	return opened(t)(cuda.Open(strings.TrimPrefix(name, "cuda:"), cuda.Options{}))
+}
+
+// opened closes the device when the test ends.
+func opened(t *testing.T) func(*device.Accelerator, error) *device.Accelerator {
+	return func(a *device.Accelerator, err error) *device.Accelerator {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
 		}
-	})
-	return a
+		t.Cleanup(func() {
+			if err := a.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		return a
+	}
 }
 
 func acceleratorSite(t *testing.T, a *device.Accelerator) *site {
@@ -142,6 +161,7 @@ func (x *site) snapshot(t failer, c *Cache) (out [][]byte) {
 type far struct {
 	*device.Host
 	refuse error // AllocHost
+	strict bool  // and AdmitPageable, with it
 
 	mu     sync.Mutex
 	behind map[uintptr]*device.Memory // by base: what is behind far memory; guarded by mu
@@ -196,6 +216,16 @@ func (f *far) AllocHost(h *device.Host, bytes, cut int64) (*device.Memory, error
 	defer f.mu.Unlock()
 	f.pinned[m], f.given = bytes, append(f.given, bytes)
 	return m, nil
+}
+
+func (f *far) AdmitPageable(m *device.Memory) error {
+	if f.strict {
+		return f.refuse
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.pinned[m] = m.Size()
+	return nil
 }
 
 func (f *far) NewStream(name string) (device.Stream, error) {

@@ -6,6 +6,7 @@ import (
 	"flag"
 	"os"
 	"os/exec"
+	"strings"
 	"sync"
 	"testing"
 
@@ -18,7 +19,7 @@ import (
 	"github.com/kvferry/kvferry/internal/fakedriver"
 )
 
-var flagDevice = flag.String("device", onHost, "device of the engines in the tests: host, eager, lazy or random (accelerators in Go), cuda or hip (fakes)")
+var flagDevice = flag.String("device", onHost, "device of the engines in the tests: host, eager, lazy or random (accelerators in Go), cuda or hip (fakes), cuda:N or hip:N (real)")
 
 const onHost = "host"
 
@@ -43,10 +44,16 @@ func openGround(t testing.TB, name string) *ground {
 	g := &ground{t: t, host: must(device.OpenHost(device.HostOptions{}))(t)}
 	t.Cleanup(func() { noError(t, g.host.Close()) })
 	g.dev = g.host
-	switch name {
-	case onHost:
+	switch vendor, which, real := strings.Cut(name, ":"); {
+	case name == onHost:
 		return g
-	case "cuda", "hip":
+	case real && vendor == "hip":
+		g.acc = must(hip.Open(which, hip.Options{}))(t)
+		t.Cleanup(func() { noError(t, g.acc.Close()) })
+	case real:
+		g.acc = must(cuda.Open(which, cuda.Options{}))(t)
+		t.Cleanup(func() { noError(t, g.acc.Close()) })
+	case vendor == "cuda" || vendor == "hip":
 		g.acc = openFake(t, name)
 		t.Cleanup(func() { noError(t, g.acc.Close()) })
 	default:

@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -49,7 +50,7 @@ func configs() []config {
 	mla := of(func(c *kv.Config) { c.Layout, c.KVHeads, c.HeadDim, c.LatentDim = kv.MLA, 0, 0, 16 })
 	sink := of(func(c *kv.Config) { c.Sink, c.PageSize = true, 3 })
 	half := of(func(c *kv.Config) { c.DType, c.KVHeads = kv.BF16, 1 })
-	return []config{
+	all := []config{
 		{name: "reference", c: shape, make: kv.Config.LayerMajor, slack: 1000},
 		{name: "no-host-pool", c: shape, make: kv.Config.LayerMajor},
 		{name: "host-1", c: shape, make: kv.Config.PageMajor, host: 1},
@@ -76,6 +77,10 @@ func configs() []config {
 		{name: "hip-streams", c: mla, make: kv.Config.PageMajor, host: 7, streams: true, device: "hip"},
 		{name: "streams-inclusive", c: mla, make: kv.Config.PageMajor, host: 7, inclusive: true, streams: true},
 	}
+	if strings.Contains(*flagDevice, ":") { // a real one: that, and no other
+		all = slices.DeleteFunc(all, func(c config) bool { return c.device != "" })
+	}
+	return all
 }
 
 // open makes an engine with as many device pages as ops need. in is nil unless things

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"runtime/debug"
 	"strings"
 	"testing"
@@ -16,6 +17,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/internal/fakedriver"
 )
 
 func TestMain(m *testing.M) {
@@ -35,6 +37,38 @@ func TestScripts(t *testing.T) {
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
 			"status": status,
 		},
+	})
+}
+
+// TestScripts_OnFakes runs the command on fake devices, whose libraries are $CUDA, $HIP
+// and so on. The fakes fail the test for what was done wrong to them, and for what was
+// left behind.
+func TestScripts_OnFakes(t *testing.T) {
+	libraries := map[string]string{}
+	libraries["CUDA"], libraries["CUDART"] = fakedriver.Build(t, fakedriver.Options{})
+	for name, o := range map[string]fakedriver.Options{
+		"CUDA124": {Version: fakedriver.CUDA124}, "CUDA128": {Version: fakedriver.CUDA128},
+		"HIP": {Vendor: fakedriver.HIP}, "HIP64": {Vendor: fakedriver.HIP, Version: fakedriver.ROCm64}, "HIP72": {Vendor: fakedriver.HIP, Version: fakedriver.ROCm72},
+	} {
+		libraries[name], _ = fakedriver.Build(t, o)
+	}
+	testscript.Run(t, testscript.Params{
+		Dir:                 "testdata/device",
+		RequireExplicitExec: true,
+		RequireUniqueNames:  true,
+		Setup: func(env *testscript.Env) error {
+			o := fakedriver.Options{Delay: -1}
+			if filepath.Base(env.WorkDir) == "script-pageable" {
+				o.AllowPageable, o.Settings = true, map[string]string{"register_code": "801"} // as under confidential computing
+			}
+			env.Vars = append(env.Vars, "GORACE=atexit_sleep_ms=10")
+			env.Vars = append(env.Vars, fakedriver.Env(t, o)...)
+			for name, path := range libraries {
+				env.Vars = append(env.Vars, name+"="+path)
+			}
+			return nil
+		},
+		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){"status": status},
 	})
 }
 

@@ -13,6 +13,8 @@ import (
 
 	"github.com/kvferry/kvferry/copier"
 	"github.com/kvferry/kvferry/device"
+	"github.com/kvferry/kvferry/device/cuda"
+	"github.com/kvferry/kvferry/device/hip"
 	"github.com/kvferry/kvferry/fault"
 )
 
@@ -50,8 +52,26 @@ type Opened struct {
 	Accelerator *device.Accelerator
 	// Host is where host memory comes from: Device itself, when that is the host.
 	Host *device.Host
-	// Copier moves pages on the streams of Device.
-	Copier copier.Copier
+	// Copier moves pages on the streams of Device, and Selection says how it was chosen.
+	Copier    copier.Copier
+	Selection *copier.Selection
+}
+
+// HostMemory returns zeroed host memory that the accelerator's copies reach, cut as
+// device.Host.AllocPieces has it: pinned or, where that is refused, copied slowly.
+func (o *Opened) HostMemory(bytes, cut int64) (*device.Memory, error) {
+	m, err := o.Accelerator.AllocHost(o.Host, bytes, cut)
+	if err == nil {
+		return m, nil
+	}
+	m, allocErr := o.Host.AllocPieces(bytes, cut)
+	if allocErr != nil {
+		return nil, err
+	}
+	if o.Accelerator.AdmitPageable(m) != nil {
+		return nil, errors.Join(err, m.Free())
+	}
+	return m, nil
 }
 
 // Close closes what Open has opened. What was made of it must be closed first.
@@ -98,22 +118,17 @@ func Open(ctx context.Context, name string, o Options) (_ *Opened, err error) {
 		}
 		x.Device = x.Accelerator
 	}
-	if err := x.choose(ctx, o.Copier); err != nil {
+	if x.Selection, err = copier.Select(ctx, x.Device, copier.SelectOptions{Force: o.Copier, Host: host, Logger: o.Logger}); err != nil {
 		return nil, errors.Join(err, x.Close())
 	}
+	x.Copier = x.Selection.Copier
 	return x, nil
 }
 
 // openAccelerator opens one device of a vendor.
-func openAccelerator(vendor, which string, _ Options) (*device.Accelerator, error) {
-	return nil, fault.New(fault.Unsupported, "--device", "%s:%s: there is no driver for it in this build", vendor, which)
-}
-
-// choose chooses the copier of that name, or the best that works.
-func (o *Opened) choose(_ context.Context, name string) error {
-	o.Copier = copier.NewPortable()
-	if name == "" || name == o.Copier.Name() {
-		return nil
+func openAccelerator(vendor, which string, o Options) (*device.Accelerator, error) {
+	if vendor == CUDA {
+		return cuda.Open(which, cuda.Options{Library: o.CUDA, Runtime: o.CUDART, Logger: o.Logger})
 	}
-	return fault.New(fault.Unsupported, "--copier", "%s does not work on %s", name, o.Device.Name()).Hint("leave --copier out")
+	return hip.Open(which, hip.Options{Library: o.HIP, Logger: o.Logger})
 }

@@ -142,10 +142,10 @@ func (b *linkBench) line(name string, n int64, seconds [][]float64, link int64, 
 	return l
 }
 
-// rowSizes are those of the sections about rows.
-func rowSizes(mib int) (sizes []int64) {
+// rowSizes are those of the sections about rows: four at least fit into limit bytes.
+func rowSizes(limit int64) (sizes []int64) {
 	for _, n := range []int64{4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 2 << 20, 4 << 20} {
-		if 4*n <= int64(mib)<<20 {
+		if 4*n <= limit {
 			sizes = append(sizes, n)
 		}
 	}
@@ -158,7 +158,7 @@ const rowsARun = 1 << 13
 // linears measures linear copies of one size, one after the other in memory.
 func (b *linkBench) linears(ctx context.Context) (out Section, err error) {
 	out = Section{Title: "linear copies, as the device batches them", Unit: "GB/s"}
-	for _, n := range rowSizes(b.o.MiB) {
+	for _, n := range rowSizes(int64(b.o.MiB) << 20) {
 		ops := [2][]device.Op{b.linear(0, n, rowsARun*n), b.linear(1, n, rowsARun*n)}
 		bytes := []int64{opsBytes(ops[0]), opsBytes(ops[1]), opsBytes(ops[0]) + opsBytes(ops[1])}
 		seconds, link, err := b.measured(ctx, func(way int) contestant {
@@ -189,7 +189,7 @@ const boxLayers = 8
 // page-major host pool: each page is one box, where the copier has boxes.
 func (b *linkBench) boxes(ctx context.Context) (out Section, err error) {
 	out = Section{Title: fmt.Sprintf("scattered pages of %d layers: device layer-major, host page-major", boxLayers), Unit: "GB/s"}
-	for _, row := range rowSizes(b.o.MiB / boxLayers) {
+	for _, row := range rowSizes(int64(b.o.MiB) << 20 / boxLayers) {
 		lines, err := b.pages(ctx, boxLayers, row, kv.Config.LayerMajor, (*kv.Geometry).Packed, 1)
 		if err != nil {
 			return out, err

@@ -17,18 +17,17 @@ const windowBytes = 4 << 20
 // replay writes passes through it on the way down, and what it compares on the way up.
 // Pages of the window are packed, which changes nothing inside a plane.
 type window struct {
-	accelerator *device.Accelerator
-	copier      copier.Copier
-	memory      *device.Memory
-	cache       *kv.Cache // over memory
-	stream      device.Stream
-	down, up    *kv.Route // to the device, and back
-	pairs       []page.Pair
-	filled      int
+	copier   copier.Copier
+	memory   *device.Memory
+	cache    *kv.Cache // over memory
+	stream   device.Stream
+	down, up *kv.Route // to the device, and back
+	pairs    []page.Pair
+	filled   int
 }
 
 func openWindow(p *pools) (w *window, err error) {
-	w = &window{accelerator: p.opened.Accelerator, copier: p.opened.Copier}
+	w = &window{copier: p.opened.Copier}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, w.close())
@@ -39,13 +38,13 @@ func openWindow(p *pools) (w *window, err error) {
 	if err != nil {
 		return w, err
 	}
-	if w.memory, err = w.accelerator.AllocHost(p.opened.Host, g.Bytes(), one); err != nil {
+	if w.memory, err = p.opened.HostMemory(g.Bytes(), one); err != nil {
 		return w, err
 	}
 	if w.cache, err = kv.Wrap(g, []*device.Memory{w.memory}); err != nil {
 		return w, err
 	}
-	if w.stream, err = w.accelerator.NewStream("engine"); err != nil {
+	if w.stream, err = p.opened.Device.NewStream("engine"); err != nil {
 		return w, err
 	}
 	if w.down, err = kv.NewRoute(p.cache, w.cache); err != nil {

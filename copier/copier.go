@@ -4,9 +4,32 @@
 // A copy is asked for as pairs of pages. Pairs are sorted and merged into runs
 // (pages adjacent on both sides, package page), runs become boxes (slices × rows of
 // equal width, with the strides of both sides, package kv), and boxes become what the
-// device is best at. The portable copier turns a box into rows, each one op of a
-// stream's copy; it works on every device and is the yardstick for all others. Where
-// the device can, it also gives digests the bytes that it reads: [Portable.CopySummed].
+// device is best at.
+//
+// # Copiers
+//
+//   - [Portable] turns a box into rows, each one op of a stream's copy. It works on
+//     every device, is what host devices have, and is the yardstick for all others. Where
+//     the device can, it also gives digests the bytes that it reads:
+//     [Portable.CopySummed].
+//   - [Accelerated] takes boxes to one engine of an accelerator: "cuda" (the driver),
+//     "libcudart" or "libamdhip64". It copies a box in one of three ways: as one
+//     rectangle, a 2-D or 3-D copy with the layer's stride for a pitch; as entries of
+//     batches; or row by row. Which, it looks up in [Crossovers], by what is linked, bytes
+//     a row and rows a rectangle. Where the engine can't (a pitch too large, no
+//     batches), it takes another way: that is slower, never an error.
+//   - [Queue] copies in the background, in jobs.
+//
+// # Who chooses
+//
+// [Select], once a device, and the caller keeps its answer. It tries engines in order
+// and takes the first that passes [SelfTest] on this very device, in every way that it
+// would copy: a library that loads and says yes can still copy the wrong bytes, on the
+// wrong device, or out of order. Batches pass their own, or the copier goes without. The
+// answer names what was rejected, and why. [Calibrate] measures the crossovers; without
+// it they are a guess.
+//
+// # Traps
 //
 // Traps that every copier has to respect:
 //
@@ -20,6 +43,11 @@
 //   - The order of pairs means nothing, so no page may be written twice, nor
 //     written and read, by one call. Permutations inside one cache are
 //     kv.Cache.CopyPages' job.
+//   - Pages that are read in any order ([Accelerated.CopySealed]) may be read before the
+//     copy's turn on its stream: an event that the stream waits for does not hold the
+//     read back, so nothing that is still queued may write them.
+//   - A copier of accelerators reaches pinned host memory only. Memory that is merely
+//     admitted is copied, slowly, and the caller waits for it.
 package copier
 
 import (

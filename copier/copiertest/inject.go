@@ -10,12 +10,15 @@ import (
 	"github.com/kvferry/kvferry/page"
 )
 
-// Inject wraps c: its Copy and, if it has one, its CopySummed obey the rules "fail
-// pages" (nothing is enqueued) and "half pages" (half of the pages are, and the call
-// fails).
+// Inject wraps c: its Copy and, if it has one, its CopySummed or CopySealed obey the
+// rules "fail pages" (nothing is enqueued) and "half pages" (half of the pages are, and
+// the call fails).
 func Inject(c copier.Copier, in *devicetest.Injector) copier.Copier {
-	if sums, ok := c.(summer); ok {
-		return &injectedSummer{injected{c, in}, sums}
+	switch w := c.(type) {
+	case summer:
+		return &injectedSummer{injected{c, in}, w}
+	case sealer:
+		return &injectedSealer{injected{c, in}, w}
 	}
 	return &injected{c, in}
 }
@@ -23,6 +26,11 @@ func Inject(c copier.Copier, in *devicetest.Injector) copier.Copier {
 // summer is a copier that gives digests what it copies: see [copier.Portable].
 type summer interface {
 	CopySummed(s device.Stream, r *kv.Route, pairs []page.Pair, digests []device.Digest) (copier.Moved, error)
+}
+
+// sealer is a copier that makes a difference between pages: see [copier.Accelerated].
+type sealer interface {
+	CopySealed(s device.Stream, r *kv.Route, pairs []page.Pair) (copier.Moved, error)
 }
 
 type injected struct {
@@ -53,4 +61,13 @@ type injectedSummer struct {
 
 func (c *injectedSummer) CopySummed(s device.Stream, r *kv.Route, pairs []page.Pair, digests []device.Digest) (copier.Moved, error) {
 	return c.strike(len(pairs), func(n int) (copier.Moved, error) { return c.sums.CopySummed(s, r, pairs[:n], digests[:n]) })
+}
+
+type injectedSealer struct {
+	injected
+	seals sealer
+}
+
+func (c *injectedSealer) CopySealed(s device.Stream, r *kv.Route, pairs []page.Pair) (copier.Moved, error) {
+	return c.strike(len(pairs), func(n int) (copier.Moved, error) { return c.seals.CopySealed(s, r, pairs[:n]) })
 }

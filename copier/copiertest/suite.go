@@ -259,9 +259,7 @@ func (r *rig) copyBy(do pageCopy, pairs []page.Pair) (copier.Moved, error) {
 
 // sealed is how the copier copies sealed pages, if that is another way.
 func (h *Harness) sealed() (pageCopy, bool) {
-	c, ok := h.Copier.(interface {
-		CopySealed(s device.Stream, r *kv.Route, pairs []page.Pair) (copier.Moved, error)
-	})
+	c, ok := h.Copier.(sealer)
 	if !ok {
 		return nil, false
 	}

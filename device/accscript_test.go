@@ -14,12 +14,15 @@ import (
 // script is a driver that does what a test says at the calls that matter.
 type script struct {
 	nullDriver
-	done   func(e device.EventHandle) (bool, error)
-	wait   func(s device.StreamHandle, e device.EventHandle) error
-	mu     sync.Mutex
-	next   uintptr                                    // guarded by mu
-	on     map[device.EventHandle]device.StreamHandle // guarded by mu; where each was recorded last
-	finish []device.StreamHandle                      // guarded by mu; in the order of their tickets
+	done    func(e device.EventHandle) (bool, error)
+	wait    func(s device.StreamHandle, e device.EventHandle) error
+	record  func(e device.EventHandle, s device.StreamHandle) error
+	drain   func(s device.StreamHandle) error
+	learned func()
+	mu      sync.Mutex
+	next    uintptr                                    // guarded by mu
+	on      map[device.EventHandle]device.StreamHandle // guarded by mu; where each was recorded last
+	finish  []device.StreamHandle                      // guarded by mu; in the order of their tickets
 }
 
 func (d *script) handle() uintptr {
@@ -41,7 +44,17 @@ func (d *script) Record(e device.EventHandle, s device.StreamHandle) error {
 		d.on = map[device.EventHandle]device.StreamHandle{}
 	}
 	d.on[e] = s
+	if d.record != nil {
+		return d.record(e, s)
+	}
 	return nil
+}
+
+func (d *script) SyncStream(s device.StreamHandle) error {
+	if d.drain == nil {
+		return nil
+	}
+	return d.drain(s)
 }
 
 func (d *script) recordedOn(e device.EventHandle) device.StreamHandle {
@@ -67,8 +80,11 @@ func (d *script) Wait(s device.StreamHandle, e device.EventHandle) error {
 // Learned is called at the end of a ticket whose channel was asked for.
 func (d *script) Learned(s device.StreamHandle, _ uint64) {
 	d.mu.Lock()
-	defer d.mu.Unlock()
 	d.finish = append(d.finish, s)
+	d.mu.Unlock()
+	if d.learned != nil {
+		d.learned()
+	}
 }
 
 func (d *script) WaitedFor(device.StreamHandle, device.StreamHandle, uint64) {}

@@ -117,6 +117,11 @@ func (s *accStream) settle(what string) (*mark, error) {
 		return nil, nil
 	}
 	s.qmu.Unlock()
+	if s.work == s.marked {
+		// The mark of this point was found to be over, and is not finished. Another of
+		// the same point would be passed over by whoever waits for the point.
+		s.work++
+	}
 	m, err := s.a.newMark()
 	if err != nil {
 		return nil, s.refusal(what, err)
@@ -139,9 +144,14 @@ func (s *accStream) settleOpen(what string) (*mark, error) {
 	return s.settle(what)
 }
 
-// push enqueues m, with the uses so far, as the mark of all work so far. It returns
-// with qmu locked. The caller holds mu.
+// push enqueues m, with the uses so far, as the mark of all work so far. No two marks
+// have one point, so that who waits for the latest has waited for all: a mark of work
+// that has one, which tells nothing any more, counts as work. It returns with qmu locked.
+// The caller holds mu.
 func (s *accStream) push(m *mark) {
+	if s.work == s.marked {
+		s.work++
+	}
 	m.s, m.point, m.seq = s, s.work, s.a.seq.Add(1)
 	m.uses, s.uses = s.uses, m.uses[:0]
 	s.marked = s.work

@@ -117,11 +117,6 @@ func (s *accStream) settle(what string) (*mark, error) {
 		return nil, nil
 	}
 	s.qmu.Unlock()
-	if s.work == s.marked {
-		// The mark of this point was found to be over, and is not finished. Another of
-		// the same point would be passed over by whoever waits for the point.
-		s.work++
-	}
 	m, err := s.a.newMark()
 	if err != nil {
 		return nil, s.refusal(what, err)

@@ -78,7 +78,8 @@ type Rejected struct {
 // Select chooses the copier of dev: of an accelerator, the first that passes the
 // self-test on it, [SelfTest]; the portable one of any other device. The batches of its
 // engine are used if they pass a self-test of their own. The caller keeps the selection,
-// and shows it: nothing else remembers.
+// and shows it. What the device remembers is whether the batches of its first engine have
+// passed: streams copy without them otherwise ([device.Accelerator.UseBatches]).
 //
 // Kinds: fault.Invalid (options), fault.Unsupported (the forced copier is not there),
 // fault.Device (it failed, as all did, or the device was lost), ctx's error.

@@ -229,6 +229,23 @@ func TestSelect_BatchesJoinWhenTheyPass(t *testing.T) {
 			if s.Copier.Name() != "cuda" || len(s.Rejected) != 0 {
 				t.Fatalf("chosen: %v", s)
 			}
+			// Streams copy without batches that have not passed.
+			m, err := a.Alloc(64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			st, err := a.NewStream("ops")
+			if err != nil {
+				t.Fatal(err)
+			}
+			before := a.Calls().Batches
+			err = st.Copy([]device.Op{{Dst: m, Src: m, SrcOff: 16, Bytes: 8}, {Dst: m, DstOff: 32, Src: m, SrcOff: 16, Bytes: 8}})
+			if err = errors.Join(err, st.Sync(t.Context()), st.Close(), m.Free()); err != nil {
+				t.Fatal(err)
+			}
+			if used := a.Calls().Batches > before; used != (x.says == "") {
+				t.Errorf("a stream has used batches: %t", used)
+			}
 			if x.says == "" {
 				if want := max(x.o.BatchOps, copier.DefaultBatchOps*int(btoi(x.o.BatchOps == 0))); s.NoBatches != nil || s.BatchOps != want {
 					t.Errorf("batches of %d, %v: want %d", s.BatchOps, s.NoBatches, want)

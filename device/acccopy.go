@@ -130,7 +130,9 @@ func (s *accStream) enqueued(err error, pageable uint64) error {
 	return nil
 }
 
-func (s *accStream) Copy(ops []Op) error { return s.copyOps(0, ops, StreamOrder, 0, len(ops) > 1) }
+func (s *accStream) Copy(ops []Op) error {
+	return s.copyOps(0, ops, StreamOrder, 0, len(ops) > 1 && !s.a.linear.Load())
+}
 
 // copyOps enqueues ops through engine e, in batches of up to most copies if it has them
 // and is to.

@@ -36,11 +36,12 @@ type Accelerator struct {
 	log     *slog.Logger
 	learns  learner // nil but in tests
 
-	seq   atomic.Uint64 // of marks, in the order in which they were recorded
-	lost  atomic.Pointer[error]
-	calls [6]atomic.Uint64 // in the order of the fields of Calls
-	reap  *reaper
-	calm  sync.WaitGroup // goroutines in SyncStream
+	seq    atomic.Uint64 // of marks, in the order in which they were recorded
+	lost   atomic.Pointer[error]
+	linear atomic.Bool      // see UseBatches
+	calls  [6]atomic.Uint64 // in the order of the fields of Calls
+	reap   *reaper
+	calm   sync.WaitGroup // goroutines in SyncStream
 
 	mu        sync.Mutex
 	closed    bool         // guarded by mu
@@ -96,6 +97,11 @@ func (a *Accelerator) Engines() []Engine { return a.engines }
 
 // Driver returns the driver, for what only one vendor has: exports to other processes.
 func (a *Accelerator) Driver() Driver { return a.driver }
+
+// UseBatches says whether [Stream.Copy] may use the batches of the first engine, which it
+// does until told. A device whose batches were found to be wrong goes without: each copy
+// is then a call of the library. [Accelerator.CopyBatch] does as its caller says.
+func (a *Accelerator) UseBatches(use bool) { a.linear.Store(!use) }
 
 // Lost returns the error with which the device was lost, nil while it is well.
 func (a *Accelerator) Lost() error {

@@ -156,12 +156,14 @@ func (c *chooser) choose(ctx context.Context) (*Selection, error) {
 		all = all[i : i+1]
 	}
 	var rejected []Rejected
+	c.on.UseBatches(false) // until they have passed
 	for i, x := range all {
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
 		s, err := c.try(ctx, x)
 		if err == nil {
+			c.on.UseBatches(s.BatchOps > 0 && x.engine == c.on.Engines()[0])
 			s.Rejected, s.Untried = rejected, names(all[i+1:])
 			c.o.Logger.LogAttrs(ctx, slog.LevelInfo, "copier chosen", slog.String("device", s.Device), slog.Any("copier", s))
 			return s, nil

@@ -37,7 +37,10 @@ type accStream struct {
 	first    int       // guarded by qmu
 	err      error     // guarded by qmu; the first failure
 
-	ran atomic.Uint64 // the last point that is known to be over; written under qmu
+	// The last point that was found to be over, guarded by qmu; that is over for events,
+	// its memory given back; and whose tickets are completed. They are not far apart.
+	found     uint64
+	ran, told atomic.Uint64 // written under qmu
 }
 
 // mark is a marked point. Its event is the driver's for as long as it lives; marks are
@@ -102,9 +105,10 @@ func (s *accStream) refusal(what string, err error) error {
 }
 
 // settle returns a mark with an event that stands for all work so far, or nil when all of
-// it is over; either way with qmu locked, so that this stays so. On an error, which is
-// one of a call to do what, nothing is locked. The caller holds mu.
-func (s *accStream) settle(what string) (*mark, error) {
+// it is over and a mark of that is not wanted; either way with qmu locked, so that this
+// stays so. On an error, which is one of a call to do what, nothing is locked. The caller
+// holds mu.
+func (s *accStream) settle(what string, wanted bool) (*mark, error) {
 	s.qmu.Lock()
 	if err := s.err; err != nil {
 		s.qmu.Unlock()
@@ -113,7 +117,7 @@ func (s *accStream) settle(what string) (*mark, error) {
 	if m := s.tail(); m != nil && m.point == s.work && m.recorded > 0 {
 		return m, nil
 	}
-	if s.ran.Load() >= s.work {
+	if s.ran.Load() >= s.work && !wanted {
 		return nil, nil
 	}
 	s.qmu.Unlock()
@@ -132,11 +136,11 @@ func (s *accStream) settle(what string) (*mark, error) {
 }
 
 // settleOpen is settle for a call that a closed stream refuses.
-func (s *accStream) settleOpen(what string) (*mark, error) {
+func (s *accStream) settleOpen(what string, wanted bool) (*mark, error) {
 	if s.closed {
 		return nil, s.errClosed()
 	}
-	return s.settle(what)
+	return s.settle(what, wanted)
 }
 
 // push enqueues m, with the uses so far, as the mark of all work so far. No two marks
@@ -187,6 +191,7 @@ func (s *accStream) pop() {
 	m := s.fifo[s.first]
 	s.fifo[s.first] = nil
 	s.first++
+	s.found = m.point
 	m.err = s.err
 }
 
@@ -196,7 +201,7 @@ func (s *accStream) mustSettle() {
 	if s.work == s.marked {
 		return
 	}
-	if _, err := s.settle("record of an event"); err != nil {
+	if _, err := s.settle("record of an event", true); err != nil {
 		s.push(&mark{drained: s.drain()})
 	}
 	s.qmu.Unlock()
@@ -218,18 +223,23 @@ func (s *accStream) drain() *atomic.Bool {
 	return over
 }
 
-// finish ends m, whose uses were given back, and makes its point known.
+// finish ends m, whose uses were given back: for events, then for tickets, then for who
+// waits for both.
 func (s *accStream) finish(m *mark) {
+	s.qmu.Lock()
+	s.ran.Store(m.point)
+	s.progress.Broadcast()
+	s.qmu.Unlock()
 	for i, t := range m.tickets {
 		s.complete(t, m.err, m.recorded)
 		m.tickets[i] = nil
 	}
 	m.tickets = m.tickets[:0]
 	s.qmu.Lock()
-	s.ran.Store(m.point)
+	s.told.Store(m.point)
+	s.progress.Broadcast()
 	m.retired = true
 	kept := m.recorded > 0 && m.waits == 0
-	s.progress.Broadcast()
 	s.qmu.Unlock()
 	if kept {
 		s.a.keepMark(m)
@@ -307,7 +317,7 @@ func (s *accStream) Record(e Event) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	m, err := s.settleOpen("record of an event")
+	m, err := s.settleOpen("record of an event", false)
 	if err != nil {
 		return err
 	}
@@ -353,17 +363,12 @@ func (s *accStream) Signal(t *Ticket) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	m, err := s.settleOpen("signal of a ticket")
+	m, err := s.settleOpen("signal of a ticket", true)
 	if err != nil {
 		return err
 	}
-	if m != nil {
-		m.tickets = append(m.tickets, t)
-	}
+	m.tickets = append(m.tickets, t)
 	s.qmu.Unlock()
-	if m == nil {
-		s.complete(t, nil, s.recorded)
-	}
 	return nil
 }
 
@@ -372,7 +377,7 @@ func (s *accStream) Sync(ctx context.Context) error {
 	s.mustSettle()
 	point, closed, recorded := s.marked, s.closed, s.recorded
 	s.mu.Unlock()
-	if err := s.await(ctx, point); err != nil {
+	if err := s.await(ctx, &s.told, point); err != nil {
 		return err
 	}
 	if s.a.learns != nil {
@@ -384,9 +389,10 @@ func (s *accStream) Sync(ctx context.Context) error {
 	return s.failure()
 }
 
-// await waits until point has run, or ctx ends. Work that is over wins.
-func (s *accStream) await(ctx context.Context, point uint64) error {
-	if s.ran.Load() >= point {
+// await waits until at, ran or told, has come to point, or ctx ends. Work that is over
+// wins: once it is found to be, the rest is waited for.
+func (s *accStream) await(ctx context.Context, at *atomic.Uint64, point uint64) error {
+	if at.Load() >= point {
 		return nil
 	}
 	if ctx.Done() != nil {
@@ -398,8 +404,8 @@ func (s *accStream) await(ctx context.Context, point uint64) error {
 	}
 	s.qmu.Lock()
 	defer s.qmu.Unlock()
-	for s.ran.Load() < point {
-		if err := ctx.Err(); err != nil {
+	for at.Load() < point {
+		if err := ctx.Err(); err != nil && s.found < point {
 			return err
 		}
 		s.progress.Wait()
@@ -418,7 +424,7 @@ func (s *accStream) Close() error {
 		<-s.gone
 		return s.failure()
 	}
-	_ = s.await(context.Background(), point) // never ends early
+	_ = s.await(context.Background(), &s.told, point) // never ends early
 	if s.a.learns != nil {
 		s.a.learns.Learned(s.handle, recorded)
 	}
@@ -469,7 +475,7 @@ func (e *accEvent) Sync(ctx context.Context) error {
 	if at.on == nil {
 		return nil
 	}
-	err := at.on.await(ctx, at.point)
+	err := at.on.await(ctx, &at.on.ran, at.point)
 	if err == nil {
 		at.learn()
 	}

@@ -8,7 +8,7 @@ TOOL     = $(GO) tool -modfile=tools/go.mod
 PURE     = CGO_ENABLED=0 $(GO)
 
 .DEFAULT_GOAL := help
-.PHONY: help build test lint race plain cross arm64 fuzz replay trace vendor readme clean compiler
+.PHONY: help build test lint race plain cross arm64 fuzz replay trace vendor gpucheck readme clean compiler
 # One thing after the other: each of them uses all cores.
 .NOTPARALLEL:
 
@@ -55,6 +55,14 @@ trace: build ## replay the whole real trace, every byte checked
 
 vendor: ## fetch NVIDIA's headers and runtime libraries, which tests check against
 	tools/vendor
+
+gpucheck: ## build bin/gpucheck: files that check a machine with a GPU, and need only libc there
+	mkdir -p bin/gpucheck
+	$(PURE) build -trimpath -o bin/gpucheck/kvferry ./cmd/kvferry
+	$(PURE) test -c -trimpath -o bin/gpucheck/gpu.test ./cmd/kvferry/internal/gpucheck
+	$(PURE) test -c -trimpath -o bin/gpucheck/kv.test ./kv
+	$(PURE) test -c -trimpath -o bin/gpucheck/kvferry.test .
+	cp tools/gpucheck bin/gpucheck/gpucheck
 
 readme: ## run the README's first command and put its output into the README
 	GO="$(GO)" tools/readme

@@ -48,10 +48,10 @@ func openGround(t testing.TB, name string) *ground {
 	case name == onHost:
 		return g
 	case real && vendor == "hip":
-		g.acc = must(hip.Open(which, hip.Options{}))(t)
+		g.acc = must(hip.Open(which, hip.Options{Library: os.Getenv("KVFERRY_HIP_LIBRARY")}))(t)
 		t.Cleanup(func() { noError(t, g.acc.Close()) })
 	case real:
-		g.acc = must(cuda.Open(which, cuda.Options{}))(t)
+		g.acc = must(cuda.Open(which, cuda.Options{Library: os.Getenv("KVFERRY_CUDA_LIBRARY")}))(t)
 		t.Cleanup(func() { noError(t, g.acc.Close()) })
 	case vendor == "cuda" || vendor == "hip":
 		g.acc = openFake(t, name)

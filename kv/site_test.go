@@ -63,9 +63,9 @@ func openVendor(t *testing.T, fake *fakedriver.Fake) *device.Accelerator {
 func openNamed(t *testing.T, name string) *device.Accelerator {
 	t.Helper()
 	if vendor, which, _ := strings.Cut(name, ":"); vendor == "hip" {
-		return opened(t)(hip.Open(which, hip.Options{}))
+		return opened(t)(hip.Open(which, hip.Options{Library: os.Getenv("KVFERRY_HIP_LIBRARY")}))
 	}
-	return opened(t)(cuda.Open(strings.TrimPrefix(name, "cuda:"), cuda.Options{}))
+	return opened(t)(cuda.Open(strings.TrimPrefix(name, "cuda:"), cuda.Options{Library: os.Getenv("KVFERRY_CUDA_LIBRARY")}))
 }
 
 // opened closes the device when the test ends.

@@ -241,7 +241,8 @@ func (b *linkBench) pages(ctx context.Context, layers int, row int64, arrange fu
 ) (lines []Line, err error) {
 	n := int(max(2, min(int64(b.o.MiB)<<20/(row*int64(layers)), rowsARun*4/int64(layers))))
 	n = max(2, n/(2*run)) / 2 * 2 * run // an even number of runs
-	g, err := arrange(kv.Config{Layout: kv.MLA, DType: kv.FP8, Layers: layers, LatentDim: int(row), PageSize: 1, Pages: n})
+	tokens := max(1, row/kv.MaxDim)     // a row is one token's latent, or those of a few
+	g, err := arrange(kv.Config{Layout: kv.MLA, DType: kv.FP8, Layers: layers, LatentDim: int(row / tokens), PageSize: int(tokens), Pages: n})
 	if err != nil {
 		return nil, err
 	}

@@ -50,6 +50,7 @@ func open(t *testing.T, vendor string, newest int) (a *device.Accelerator) {
 	var ho hip.Options
 	if name := named(); name != "" {
 		_, which, _ = strings.Cut(name, ":")
+		co.Library, co.Runtime, ho.Library = os.Getenv("KVFERRY_CUDA_LIBRARY"), os.Getenv("KVFERRY_CUDART_LIBRARY"), os.Getenv("KVFERRY_HIP_LIBRARY")
 	} else if vendor == accel.CUDA {
 		f := fakedriver.Load(t, fakedriver.Options{Delay: -1})
 		co.Library, co.Runtime = f.Path(), f.Runtime()

@@ -54,7 +54,7 @@ func TestLender(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, _ = fmt.Fprintln(os.Stdout, "lent", hex.EncodeToString(e.Handle[:]), e.Offset) // or the other gives up
-	_, _ = bufio.NewReader(os.Stdin).ReadString('\n') // until the other has read and written
+	_, _ = bufio.NewReader(os.Stdin).ReadString('\n')                                 // until the other has read and written
 	if !bytes.Equal(devicetest.Read(t, a, m, 0, lent), pattern('y')) {
 		t.Error("the other process's bytes are not here")
 	}

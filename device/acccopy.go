@@ -35,6 +35,9 @@ func (p *place) has(m *Memory, off, n int64) bool {
 func (p *place) enter(a *Accelerator, m *Memory) {
 	p.m, p.fence = m, fence{base: m.base, size: m.size}
 	p.lo, p.hi, p.pinned = 0, m.size, true
+	if p.any {
+		p.hi = 0 // where it is has to be seen
+	}
 	if m.on != a {
 		if p.pins = a.pinsOf(m); p.pins == nil {
 			p.pins = &pins{by: a}

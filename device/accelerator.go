@@ -48,6 +48,7 @@ type Accelerator struct {
 	memories  int          // guarded by mu; allocated or wrapped, and not freed
 	bytes     int64        // guarded by mu; theirs
 	pinned    int          // guarded by mu; host memories with stretches pinned
+	making    int          // guarded by mu; streams that the driver is asked for
 	streams   []*accStream // guarded by mu; open
 	changes   uint64       // guarded by mu; of streams
 	freeMarks []*mark      // guarded by mu; each with its event
@@ -118,6 +119,12 @@ func (a *Accelerator) blame(err error) bool {
 	if !errors.As(err, &e) || e.Class != Lost {
 		return false
 	}
+	a.lose(err)
+	return true
+}
+
+// lose fails all streams: the device is lost, as err says.
+func (a *Accelerator) lose(err error) {
 	err = fault.Wrap(fault.Device, "device "+a.name, err)
 	if a.lost.CompareAndSwap(nil, &err) {
 		a.log.Error("the device is lost", slog.String("device", a.name), slog.Any("error", err))
@@ -128,7 +135,6 @@ func (a *Accelerator) blame(err error) bool {
 		s.fail(a.Lost())
 	}
 	a.reap.kick()
-	return true
 }
 
 // usable returns why nothing can be made on the device.
@@ -240,6 +246,10 @@ func (a *Accelerator) NewStreamOf(name string, p Priority) (Stream, error) {
 	if err := a.usable(); err != nil {
 		return nil, err
 	}
+	if !a.take(&a.making) {
+		return nil, a.errClosed()
+	}
+	defer a.give(&a.making)
 	h, err := a.driver.NewStream(p)
 	if err != nil {
 		a.blame(err)
@@ -332,15 +342,13 @@ func (a *Accelerator) Close() error {
 		a.mu.Unlock()
 		return nil
 	}
-	if a.memories > 0 || len(a.streams) > 0 || a.pinned > 0 {
+	if streams := len(a.streams) + a.making; a.memories > 0 || streams > 0 || a.pinned > 0 {
 		defer a.mu.Unlock()
 		return fault.New(fault.Busy, "device "+a.name, "%d memories (%s), %d streams and %d pinned host memories are open",
-			a.memories, size(a.bytes), len(a.streams), a.pinned).
+			a.memories, size(a.bytes), streams, a.pinned).
 			Hint("free the memories and close the streams first")
 	}
 	a.closed = true
-	marks := a.freeMarks
-	a.freeMarks = nil
 	a.mu.Unlock()
 
 	lost := a.Lost() != nil
@@ -349,7 +357,7 @@ func (a *Accelerator) Close() error {
 		return fault.New(fault.Device, "device "+a.name, "lost, and calls into its driver have not returned for %v: it stays open", lostPatience)
 	}
 	if !lost {
-		for _, m := range marks {
+		for _, m := range a.freeMarks { // nobody adds to them any more
 			_ = a.driver.CloseEvent(m.event) // the driver's own Close ends what is left
 		}
 	}
@@ -359,7 +367,7 @@ func (a *Accelerator) Close() error {
 	return nil
 }
 
-// settled waits for goroutines in SyncStream, of a lost device not for ever.
+// settled waits for who is in the driver, of a lost device not for ever.
 func (a *Accelerator) settled(lost bool) bool {
 	over := make(chan struct{})
 	go func() { a.calm.Wait(); close(over) }()

@@ -18,7 +18,10 @@ type script struct {
 	wait    func(s device.StreamHandle, e device.EventHandle) error
 	record  func(e device.EventHandle, s device.StreamHandle) error
 	drain   func(s device.StreamHandle) error
+	sync    func(e device.EventHandle) error
 	learned func()
+	made    func() // a stream is about to be
+	closed  func() // the driver is
 	mu      sync.Mutex
 	next    uintptr                                    // guarded by mu
 	on      map[device.EventHandle]device.StreamHandle // guarded by mu; where each was recorded last
@@ -33,6 +36,9 @@ func (d *script) handle() uintptr {
 }
 
 func (d *script) NewStream(device.Priority) (device.StreamHandle, error) {
+	if d.made != nil {
+		d.made()
+	}
 	return device.StreamHandle(d.handle()), nil
 }
 func (d *script) NewEvent() (device.EventHandle, error) { return device.EventHandle(d.handle()), nil }
@@ -55,6 +61,20 @@ func (d *script) SyncStream(s device.StreamHandle) error {
 		return nil
 	}
 	return d.drain(s)
+}
+
+func (d *script) Close() error {
+	if d.closed != nil {
+		d.closed()
+	}
+	return nil
+}
+
+func (d *script) SyncEvent(e device.EventHandle) error {
+	if d.sync == nil {
+		return nil
+	}
+	return d.sync(e)
 }
 
 func (d *script) recordedOn(e device.EventHandle) device.StreamHandle {

@@ -56,7 +56,7 @@ type mark struct {
 	tickets  []*Ticket
 	err      error // of the stream, when the mark was found to be over
 
-	waits   int  // guarded by s.qmu; streams that are being told to wait for event
+	waits   int  // guarded by s.qmu; who is in the driver with event
 	retired bool // guarded by s.qmu; over
 }
 
@@ -207,15 +207,27 @@ func (s *accStream) mustSettle() {
 	s.qmu.Unlock()
 }
 
+// drainTries is how often a stream is asked to drain before its device is given up.
+const drainTries = 3
+
 // drain has a goroutine wait until what is queued has run. A lost device runs nothing.
+// Where neither an event nor the stream itself can tell when that is, the device counts
+// as lost: then nothing of it is freed or unpinned, which is all that is safe.
 func (s *accStream) drain() *atomic.Bool {
 	over := new(atomic.Bool)
 	if s.a.Lost() != nil {
 		return over
 	}
 	s.a.calm.Go(func() {
-		if err := s.a.driver.SyncStream(s.handle); err != nil && !s.a.blame(err) {
+		var err error
+		for range drainTries {
+			if err = s.a.driver.SyncStream(s.handle); err == nil || s.a.blame(err) {
+				break
+			}
 			s.fail(err)
+		}
+		if err != nil {
+			s.a.lose(err)
 		}
 		over.Store(true)
 		s.a.reap.kick()
@@ -254,15 +266,16 @@ func (s *accStream) complete(t *Ticket, err error, recorded uint64) {
 	t.complete(err, func() { s.a.learns.Learned(s.handle, recorded) })
 }
 
-// hold keeps the event of m, the mark of point, until unhold; false when the point is
-// over.
+// hold keeps the event of m, the mark of point, until unhold, and the driver open; false
+// when the point is over, as all of a lost device is.
 func (s *accStream) hold(m *mark, point uint64) bool {
 	s.qmu.Lock()
 	defer s.qmu.Unlock()
-	if s.ran.Load() >= point {
+	if s.ran.Load() >= point || s.a.Lost() != nil {
 		return false
 	}
 	m.waits++
+	s.a.calm.Add(1) // the stream is open, so nobody waits for calm yet
 	return true
 }
 
@@ -274,6 +287,7 @@ func (s *accStream) unhold(m *mark) {
 	if kept {
 		s.a.keepMark(m)
 	}
+	s.a.calm.Done()
 }
 
 // newMark returns a mark with an event.

@@ -25,9 +25,9 @@ type reaper struct {
 	wake    chan struct{}
 	stop    chan struct{}
 	exited  chan struct{}
-	ask     chan EventHandle // to the helper
-	answers chan struct{}    // from it; room for one
-	helped  chan struct{}    // closed when the helper has ended
+	ask     chan *mark    // to the helper; held
+	answers chan struct{} // from it; room for one
+	helped  chan struct{} // closed when the helper has ended
 
 	marks  atomic.Int64              // that are not finished
 	parked atomic.Bool               // the reaper sleeps until it is woken
@@ -44,7 +44,7 @@ type reaper struct {
 func newReaper(a *Accelerator) *reaper {
 	return &reaper{
 		a: a, wake: make(chan struct{}, 1), stop: make(chan struct{}), exited: make(chan struct{}),
-		ask: make(chan EventHandle, 1), answers: make(chan struct{}, 1), helped: make(chan struct{}),
+		ask: make(chan *mark, 1), answers: make(chan struct{}, 1), helped: make(chan struct{}),
 		changes: ^uint64(0),
 	}
 }
@@ -77,10 +77,11 @@ func (r *reaper) close(lost bool) bool {
 
 func (r *reaper) help() {
 	defer close(r.helped)
-	for e := range r.ask {
-		if err := r.a.driver.SyncEvent(e); err != nil {
+	for m := range r.ask {
+		if err := r.a.driver.SyncEvent(m.event); err != nil {
 			r.a.blame(err) // what else went wrong is found by EventDone
 		}
+		m.s.unhold(m)
 		r.answers <- struct{}{}
 	}
 }
@@ -134,11 +135,11 @@ func (r *reaper) mayBlock(s *accStream) bool {
 		return false
 	}
 	m := s.head()
-	if m == nil || m.drained != nil {
+	if m == nil || m.drained != nil || !s.hold(m, m.point) {
 		return false
 	}
 	r.helping = true
-	r.ask <- m.event
+	r.ask <- m
 	return true
 }
 

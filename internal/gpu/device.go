@@ -204,7 +204,8 @@ func (x Driver[S, E]) Wait(s S, e E) error {
 	return x.d.Do(abi.StreamWait, uintptr(s), uintptr(e), 0)
 }
 
-// EventDone reports whether what e stands for has run.
+// EventDone reports whether what e stands for has run. An error says nothing of that:
+// the question has failed, or work before it, which others may outlast.
 func (x Driver[S, E]) EventDone(e E) (bool, error) {
 	if err := x.d.Enter(); err != nil {
 		return false, err
@@ -215,7 +216,8 @@ func (x Driver[S, E]) EventDone(e E) (bool, error) {
 		x.d.Lib.clear()
 		return false, nil
 	}
-	return true, x.d.Lib.Check(abi.EventQuery, r)
+	err := x.d.Lib.Check(abi.EventQuery, r)
+	return err == nil, err
 }
 
 // SyncEvent waits for e.

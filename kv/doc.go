@@ -28,7 +28,8 @@
 // a Cache is a few small slices of numbers. Only [Cache.CopyPages] and
 // [Cache.CopySlots] enqueue work; what writes and reads rows and scales, and
 // [Cache.Page] and [Cache.Plane], touch host memory at once, and waiting for
-// copies in flight is up to the caller.
+// copies in flight is up to the caller. Rows in memory that the host can't address
+// pass through pinned memory of the cache, and are there when the call returns.
 //
 // # Route and Box
 //

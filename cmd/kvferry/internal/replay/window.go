@@ -57,7 +57,7 @@ func openWindow(p *pools) (w *window, err error) {
 func (w *window) close() error {
 	var errs []error
 	if w.stream != nil {
-		errs = append(errs, w.stream.Close())
+		_ = w.stream.Close() // whatever failed on it was said when it was waited for
 	}
 	if w.memory != nil {
 		errs = append(errs, w.memory.Free())
@@ -102,5 +102,8 @@ func (w *window) fetch(pages []page.ID, i int) (page.ID, error) {
 func (w *window) carry(r *kv.Route) error {
 	_, err := w.copier.Copy(w.stream, r, w.pairs)
 	w.pairs = w.pairs[:0]
-	return errors.Join(err, w.stream.Sync(context.Background()))
+	if synced := w.stream.Sync(context.Background()); err == nil {
+		err = synced
+	}
+	return err
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvferry/kvferry/device"
+	"github.com/kvferry/kvferry/fault"
 )
 
 const (
@@ -25,7 +26,7 @@ const (
 type CalibrateOptions struct {
 	// Bytes is how much memory is used on either side: at least 256 KiB; 0 means 32 MiB.
 	Bytes int64
-	// Budget is the time after which nothing more is measured; 0 means 2 s.
+	// Budget is the time after which no copies are begun; 0 means 2 s.
 	Budget time.Duration
 }
 
@@ -36,7 +37,8 @@ type CalibrateOptions struct {
 // fit into the memory, is left as o.Crossovers has it. o also says whether there are
 // batches, and of how many copies.
 //
-// Kinds: fault.Memory (nothing can be pinned), those of the device, ctx's error.
+// Kinds: fault.Memory (nothing can be pinned), fault.Device (copies are not done 10 s after
+// the budget), those of the device, ctx's error.
 func Calibrate(ctx context.Context, a *device.Accelerator, e device.Engine, h *device.Host, o AcceleratedOptions, co CalibrateOptions) (found Crossovers, err error) {
 	k := &calibration{on: a, engine: e, limits: e.Limits(), bytes: max(cmp.Or(co.Bytes, calibrateBytes), 256<<10)}
 	found = DefaultCrossovers()
@@ -44,7 +46,9 @@ func Calibrate(ctx context.Context, a *device.Accelerator, e device.Engine, h *d
 		found = *o.Crossovers
 	}
 	k.most = NewAccelerated(a, e, o).most
-	ctx, cancel := context.WithTimeout(ctx, patience+cmp.Or(co.Budget, defaultBudget)) // should the device stand still
+	budget := cmp.Or(co.Budget, defaultBudget)
+	ctx, cancel := context.WithTimeoutCause(ctx, patience+budget,
+		fault.New(fault.Device, "", "the device has not done its copies within %v", patience+budget))
 	defer cancel()
 	if err := k.open(h); err != nil {
 		return found, errors.Join(fmt.Errorf("calibration: %w", err), k.close())
@@ -56,16 +60,18 @@ func Calibrate(ctx context.Context, a *device.Accelerator, e device.Engine, h *d
 		}
 		err = errors.Join(err, k.close())
 	}()
-	end := time.Now().Add(cmp.Or(co.Budget, defaultBudget))
+	k.end = time.Now().Add(budget)
 	for l := range Link(links) {
 		for w := range widths {
 			for n := range counts {
-				if time.Now().After(end) {
-					return found, nil
-				}
 				times, err := k.cell(ctx, l, int64(4<<10)<<(2*w), 1<<(2*n))
-				if err != nil {
+				switch {
+				case err != nil && ctx.Err() != nil && errors.Is(err, ctx.Err()):
+					return found, fmt.Errorf("calibration: %w", context.Cause(ctx))
+				case err != nil:
 					return found, fmt.Errorf("calibration: %w", err)
+				case k.over():
+					return found, nil
 				}
 				if way, ok := best(times); ok {
 					found.ways[l][w][n], found.measured[l][w][n] = way, true
@@ -83,6 +89,7 @@ type calibration struct {
 	limits  device.EngineLimits
 	most    int
 	bytes   int64
+	end     time.Time // of the budget
 	s       device.Stream
 	host    *device.Memory
 	dev     [2]*device.Memory
@@ -118,8 +125,12 @@ func (k *calibration) close() error {
 	return errors.Join(errs...)
 }
 
+// over reports whether the budget is spent.
+func (k *calibration) over() bool { return !time.Now().Before(k.end) }
+
 // cell returns the seconds that each way takes for rectangles of rows rows of width
-// bytes: 0 where there is no such way, or no room for it.
+// bytes: 0 where there is no such way, or no room for it. They mean nothing once the
+// budget is spent.
 func (k *calibration) cell(ctx context.Context, l Link, width int64, rows int) (times [3]float64, err error) {
 	n := min(k.bytes/width, max(calibrateRows, int64(rows))) / int64(rows) // rectangles
 	if n == 0 {
@@ -130,6 +141,9 @@ func (k *calibration) cell(ctx context.Context, l Link, width int64, rows int) (
 			continue
 		}
 		for round := range calibrateRounds + 1 {
+			if k.over() {
+				return times, nil
+			}
 			t, err := k.measure(ctx, l, Way(w), width, rows, int(n))
 			if err != nil {
 				return times, err

@@ -408,6 +408,45 @@ func TestCalibrate_FailsWithoutPinnedMemory(t *testing.T) {
 	}
 }
 
+// TestCalibrate_EndsWithItsBudget has every call take a second.
+func TestCalibrate_EndsWithItsBudget(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, _ := openDriver(t, devicetest.Options{}, map[string]lie{"cuda": {rects: func(_ *devicetest.Driver, s device.StreamHandle, rects []device.Rect) (device.StreamHandle, []device.Rect) {
+			<-time.After(time.Second)
+			return s, rects
+		}}}, "cuda")
+		began := time.Now()
+		ways, err := copier.Calibrate(t.Context(), a, a.Engines()[0], openHost(t),
+			copier.AcceleratedOptions{NoBatches: true}, copier.CalibrateOptions{Budget: 3 * time.Second})
+		// 512 rows are two calls: the second measurement begins in time, and is the last.
+		if took := time.Since(began); err != nil || took != 4*time.Second {
+			t.Errorf("it took %v, error %v; want 4s", took, err)
+		}
+		if n, _ := ways.Measured(); n != 0 {
+			t.Errorf("%d cells were measured, of which none was finished", n)
+		}
+	})
+}
+
+// TestCalibrate_NamesADeviceThatStandsStill has all copies wait for ever.
+func TestCalibrate_NamesADeviceThatStandsStill(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var releases []func()
+		a, d := openDriver(t, devicetest.Options{}, map[string]lie{"cuda": {rects: func(d *devicetest.Driver, s device.StreamHandle, rects []device.Rect) (device.StreamHandle, []device.Rect) {
+			releases = append(releases, d.Hold(s))
+			return s, rects
+		}}}, "cuda")
+		_, err := copier.Calibrate(t.Context(), a, a.Engines()[0], openHost(t),
+			copier.AcceleratedOptions{NoBatches: true}, copier.CalibrateOptions{Budget: time.Second})
+		for _, release := range releases {
+			release()
+		}
+		synctest.Wait() // what was in use is given back
+		faulttest.Refused(t, err, fault.Device, "calibration", "not done its copies within 11s")
+		d.Check(t)
+	})
+}
+
 // TestSelect_GivesUpOnADeviceThatStandsStill has all copies wait for ever.
 func TestSelect_GivesUpOnADeviceThatStandsStill(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -41,6 +41,7 @@ func (d *script) NewStream(device.Priority) (device.StreamHandle, error) {
 	}
 	return device.StreamHandle(d.handle()), nil
 }
+
 func (d *script) NewEvent() (device.EventHandle, error) { return device.EventHandle(d.handle()), nil }
 
 func (d *script) Record(e device.EventHandle, s device.StreamHandle) error {

@@ -173,7 +173,8 @@ func mapped(smaps io.Reader, lo, hi uint64) (rss, huge int64) {
 }
 
 // Free gives the memory back; of wrapped memory, only the right to use it. Kinds:
-// fault.Busy while enqueued work uses it, fault.Closed the second time.
+// fault.Busy while enqueued work uses it, fault.Closed the second time, fault.Device
+// when a driver can't unpin it: then nothing is given back, and it can be tried again.
 func (m *Memory) Free() error {
 	if !m.uses.CompareAndSwap(0, -1) {
 		if n := m.uses.Load(); n > 0 {
@@ -182,14 +183,16 @@ func (m *Memory) Free() error {
 		}
 		return fault.New(fault.Closed, "free "+size(m.size), "freed before")
 	}
-	err := m.unpin() // before the addresses can become somebody else's
-	if m.free == nil {
+	if err := m.unpin(); err != nil {
+		// A driver would take whatever came to lie at these addresses for what it has
+		// pinned, and copy other bytes.
+		m.uses.Store(0)
 		return err
 	}
-	if freed := m.free(); err == nil {
-		err = freed
+	if m.free == nil {
+		return nil
 	}
-	return err
+	return m.free()
 }
 
 // use keeps the memory from being freed until unuse. It reports false when the

@@ -1,6 +1,7 @@
 package device
 
 import (
+	"cmp"
 	"os"
 	"slices"
 
@@ -179,22 +180,32 @@ func cutStretches(pieces []Piece, base uintptr, off, n, page int64) []span {
 	return cut
 }
 
-// unpin gives back what accelerators have pinned of m. The memory is freed already, so
-// nothing can be pinned meanwhile.
+// unpin gives back what accelerators have pinned of m, which is being freed, so that
+// nothing can be pinned or copied meanwhile. With an error some of it is still pinned.
 func (m *Memory) unpin() error {
+	var left *pins
 	var first error
 	for p := m.pins.Swap(nil); p != nil; p = p.next {
+		var kept []span
 		for _, s := range p.stretches {
 			if p.by.Lost() != nil {
-				break // the driver refuses everything; the pages are the OS's to find
+				break
 			}
-			if err := p.by.driver.Unregister(m.base + uintptr(s.off)); err != nil && !p.by.blame(err) && first == nil {
-				first = fault.Wrap(fault.Device, "unpin "+size(s.end-s.off), err)
+			if err := p.by.driver.Unregister(m.base + uintptr(s.off)); err != nil && !p.by.blame(err) {
+				kept = append(kept, s)
+				first = cmp.Or(first, error(fault.Wrap(fault.Device, "unpin "+size(s.end-s.off), err)))
 			}
 		}
-		if len(p.stretches) > 0 {
+		switch {
+		case len(kept) > 0 && p.by.Lost() == nil:
+			left = &pins{by: p.by, stretches: kept, pageable: p.pageable, next: left}
+		case len(p.stretches) > 0: // of a lost device the driver refuses everything; the pages are the OS's to find
 			p.by.give(&p.by.pinned)
 		}
+	}
+	m.pins.Store(left)
+	if left == nil {
+		return nil
 	}
 	return first
 }

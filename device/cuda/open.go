@@ -13,6 +13,9 @@ import (
 	"github.com/kvferry/kvferry/internal/gpu"
 )
 
+// batchMost is the most copies of one batch, whose arguments are 24 MiB.
+const batchMost = 1 << 20
+
 // Options are the choices of an opened device. The zero value is a good one.
 type Options struct {
 	// Library is the driver: a path, or a name that the loader of libraries looks up. ""
@@ -21,7 +24,7 @@ type Options struct {
 	// Runtime is libcudart, likewise. "" stands for the one that this process has mapped,
 	// or else the newest that the loader finds.
 	Runtime string
-	// Batch is the most copies of one batch, 0 for 8192.
+	// Batch is the most copies of one batch, 0 for 8192, up to 1048576.
 	Batch int
 	// Newest is the newest version of the driver's interface that is used, such as 12080;
 	// 0 for the driver's own. A new driver then does as an older one did: for checks.
@@ -67,8 +70,8 @@ func Open(which string, o Options) (*device.Accelerator, error) {
 }
 
 func open(lib *gpu.Library, which string, o Options) (*Driver, error) {
-	if o.Batch < 0 {
-		return nil, fault.New(fault.Invalid, "cuda", "batches of %d copies", o.Batch)
+	if o.Batch < 0 || o.Batch > batchMost {
+		return nil, fault.New(fault.Invalid, "cuda", "batches of %d copies, of at most %d", o.Batch, batchMost)
 	}
 	ordinal, err := lib.Pick("cuda", which)
 	if err != nil {

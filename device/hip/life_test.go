@@ -44,7 +44,7 @@ func TestLife_EndsWhateverCallFails(t *testing.T) {
 			t.Run(fmt.Sprint(name, "/", code), func(t *testing.T) {
 				f := fakedriver.Load(t, fakedriver.Options{Vendor: fakedriver.HIP, AllowViolations: true, AllowLeaks: true})
 				there := 0
-				for i := range min(dry.Calls(name), 8) {
+				for i := range min(dry.Calls(name), 4) {
 					f.FailCall(name, i+1, code)
 					refused, wrong := live(f)
 					for _, err := range wrong {

@@ -5,6 +5,7 @@ import (
 	"runtime"
 	"sync"
 
+	"github.com/kvferry/kvferry/fault"
 	"github.com/kvferry/kvferry/internal/abi"
 )
 
@@ -19,7 +20,7 @@ type Device struct {
 	zeroer          uintptr // the stream on which memory is zeroed
 
 	mu       sync.Mutex
-	events   map[uintptr]struct{} // guarded by mu; those that were not destroyed
+	events   map[uintptr]struct{} // guarded by mu; those that were not destroyed; nil when closed
 	exported map[Handle]uintptr   // guarded by mu; to the base of the memory
 	opened   map[Handle]*opening  // guarded by mu
 }
@@ -174,16 +175,22 @@ func (x Driver[S, E]) NewEvent() (E, error) {
 
 func (d *Device) newEvent(flags uintptr) (uintptr, error) {
 	e, err := d.Out(abi.EventCreate, flags)
-	if err == nil {
-		d.keep(uintptr(e))
+	if err != nil {
+		return 0, err
 	}
-	return uintptr(e), err
+	return uintptr(e), d.keep(uintptr(e))
 }
 
-func (d *Device) keep(e uintptr) {
+// keep puts e, which was made, among the events of the device; of a closed one it
+// destroys it.
+func (d *Device) keep(e uintptr) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.events == nil {
+		return errors.Join(fault.New(fault.Closed, d.Name, "closed before"), d.Do(abi.EventDestroy, e))
+	}
 	d.events[e] = struct{}{}
+	return nil
 }
 
 // CloseEvent destroys an event.
@@ -191,8 +198,12 @@ func (x Driver[S, E]) CloseEvent(e E) error { return x.d.closeEvent(uintptr(e)) 
 
 func (d *Device) closeEvent(e uintptr) error {
 	d.mu.Lock()
+	_, ours := d.events[e]
 	delete(d.events, e)
 	d.mu.Unlock()
+	if !ours { // the handle may be somebody else's by now
+		return fault.New(fault.Closed, d.Name, "event %#x was closed before", e)
+	}
 	return d.Do(abi.EventDestroy, e)
 }
 

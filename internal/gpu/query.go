@@ -16,7 +16,7 @@ import (
 // Count returns how many devices this process may use.
 func (l *Library) Count() (int, error) {
 	n, err := l.Out(abi.DeviceCount)
-	return int(int32(n)), err
+	return max(0, int(int32(n))), err
 }
 
 // List describes all devices of a library, in the order of their ordinals.

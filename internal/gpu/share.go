@@ -170,7 +170,9 @@ func (x Sharing[E]) OpenEvent(h Handle) (*SharedEvent[E], error) {
 	if err != nil {
 		return nil, err
 	}
-	x.d.keep(e)
+	if err := x.d.keep(e); err != nil {
+		return nil, err
+	}
 	return &SharedEvent[E]{Event: E(e), d: x.d}, nil
 }
 
@@ -193,7 +195,8 @@ func (e *SharedEvent[E]) Export() (Handle, error) {
 	return Handle(b.Bytes), nil
 }
 
-// Close destroys the event in this process.
+// Close destroys the event in this process. Kind: fault.Closed the second time, and once
+// the device is closed, with which its events end.
 func (e *SharedEvent[E]) Close() error { return e.d.closeEvent(uintptr(e.Event)) }
 
 // CanAccessPeer reports whether this device can read and write the memory of other by

@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/internal/dl"
 	"github.com/kvferry/kvferry/internal/fakedriver"
 )
 
@@ -44,6 +45,9 @@ func TestScripts(t *testing.T) {
 // and so on. The fakes fail the test for what was done wrong to them, and for what was
 // left behind.
 func TestScripts_OnFakes(t *testing.T) {
+	if !dl.Enabled {
+		t.Skip("built without devices")
+	}
 	libraries := map[string]string{}
 	libraries["CUDA"], libraries["CUDART"] = fakedriver.Build(t, fakedriver.Options{})
 	for name, o := range map[string]fakedriver.Options{

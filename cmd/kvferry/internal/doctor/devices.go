@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/kvferry/kvferry/cmd/kvferry/internal/ceiling"
 	"github.com/kvferry/kvferry/copier"
 	"github.com/kvferry/kvferry/device"
@@ -21,7 +23,14 @@ const (
 	leastAnswer = 4 * time.Second
 )
 
-const sendReport = "send this report with a bug report to kvferry"
+// Remedies of more than one finding.
+const (
+	sendReport  = "send this report with a bug report to kvferry"
+	readLog     = "look for errors of the driver in the kernel's log (dmesg), and restart the machine"
+	freeDevice  = "leave some of the device's memory free for this test: end an engine, or lower its share"
+	freeMemory  = "end what needs memory, or raise the container's limit"
+	measureLong = "see that nothing else uses the device; kvferry bench copy --device measures for as long as it takes"
+)
 
 // maker opens the devices of one vendor.
 type maker struct {
@@ -29,6 +38,7 @@ type maker struct {
 	copiers []string // that only its devices can have
 	ready   bool     // its library can be started and change nothing
 	asked   bool     // the user has named its library, or one of its copiers
+	flag    string   // by which its library was named; "" when it was not
 	list    func() (int, error)
 	open    func(i int) (*device.Accelerator, error)
 	remedy  string // where an error has none
@@ -76,7 +86,7 @@ func answer(ctx context.Context, v maker, limit time.Duration, look func(context
 		case <-time.After(time.Second):
 		}
 		return []Section{{Title: v.name, Findings: []Finding{
-			red("library", "look for errors of the driver in the kernel's log (dmesg), and restart the machine", "no answer in %v: the driver hangs", limit.Round(time.Second)),
+			red("library", readLog, "no answer in %v: the driver hangs", limit.Round(time.Second)),
 		}}}
 	}
 }
@@ -101,7 +111,7 @@ func host(ctx context.Context, h *device.Host, o Options) Section {
 		return m, m.Populate(0, o.PoolBytes)
 	})
 	if err != nil {
-		add(wrong("pool", "end what needs memory, or raise the container's limit", err))
+		add(noPool(err))
 		return s
 	}
 	defer free(a, b)
@@ -122,6 +132,29 @@ func host(ctx context.Context, h *device.Host, o Options) Section {
 		add(red("copies", sendReport, "%v", err))
 	}
 	return s
+}
+
+// noPool says why there is no memory to measure in. That there is little of it was said
+// before, and is nobody's fault; what the OS refuses is.
+func noPool(err error) Finding {
+	if _, refused := errors.AsType[unix.Errno](err); errors.Is(err, fault.Memory) && !refused {
+		return yellow("pool", freeMemory, "nothing was measured: %v", err)
+	}
+	f := wrong("pool", freeMemory, err)
+	f.Remedy = limitRemedy(err, f.Remedy)
+	return f
+}
+
+// limitRemedy is the remedy for a limit of this process that err has run into, or else
+// this one.
+func limitRemedy(err error, otherwise string) string {
+	switch {
+	case errors.Is(err, unix.EMFILE):
+		return "allow this process more open files: ulimit -n 1024"
+	case errors.Is(err, unix.EFBIG):
+		return "allow this process files of any size, which its pools are: ulimit -f unlimited"
+	}
+	return otherwise
 }
 
 // share is how long one size may be measured one way on each of n devices.
@@ -159,7 +192,11 @@ func (v maker) sections(ctx context.Context, m *Machine, h *device.Host, o Optio
 	}
 	n, err := v.list()
 	if err != nil {
-		return []Section{{Title: v.name, Findings: []Finding{wrong("library", v.remedy, err)}}}
+		remedy := v.remedy
+		if e := new(device.DriverError); v.flag != "" && !errors.As(err, &e) { // it is no driver that said so
+			remedy = fmt.Sprintf("name the vendor's library, by a path that has a slash in it, or leave %s out", v.flag)
+		}
+		return []Section{{Title: v.name, Findings: []Finding{wrong("library", remedy, err)}}}
 	}
 	if n == 0 {
 		return []Section{{Title: v.name, Findings: []Finding{
@@ -168,12 +205,28 @@ func (v maker) sections(ctx context.Context, m *Machine, h *device.Host, o Optio
 	}
 	var all []Section
 	for i := range n {
-		if ctx.Err() != nil {
-			break
+		// Each gets its part of what time there is, so that a slow one leaves some to the
+		// others. A tenth of it is for giving back what was late.
+		own, cancel := ctx, context.CancelFunc(func() {})
+		if end, ok := ctx.Deadline(); ok {
+			own, cancel = context.WithTimeout(ctx, time.Until(end)*9/10/time.Duration(n-i))
 		}
-		all = append(all, v.section(ctx, m, h, o, i, n))
+		all = append(all, v.section(own, m, h, o, i, n))
+		cancel()
 	}
 	return all
+}
+
+// trouble is f, of err, unless that came from a device that is lost, or from a lack of
+// time.
+func trouble(ctx context.Context, a *device.Accelerator, f Finding, err error) Finding {
+	switch {
+	case a.Lost() != nil:
+		f.Level, f.Remedy, f.Text, f.kind = Red, readLog, a.Lost().Error(), fault.KindOf(a.Lost())
+	case ctx.Err() != nil && errors.Is(err, ctx.Err()):
+		f.Level, f.Remedy, f.Text, f.kind = Yellow, measureLong, "not done in the time that there is for one device", 0
+	}
+	return f
 }
 
 // section looks at the i-th of n devices.
@@ -185,8 +238,17 @@ func (v maker) section(ctx context.Context, m *Machine, h *device.Host, o Option
 		add(wrong("device", v.remedy, err))
 		return s
 	}
+	ends := []func() error{a.Close} // of what is open, the last first
 	defer func() {
-		if err := a.Close(); err != nil && ctx.Err() == nil {
+		giveBack := func() (err error) {
+			for _, end := range slices.Backward(ends) {
+				err = errors.Join(err, end())
+			}
+			return err
+		}
+		if ctx.Err() != nil {
+			go func() { _ = giveBack() }() // when the device has done its work, which may be never
+		} else if err := giveBack(); err != nil && a.Lost() == nil {
 			add(red("device", sendReport, "closing it: %v", err))
 		}
 	}()
@@ -203,30 +265,33 @@ func (v maker) section(ctx context.Context, m *Machine, h *device.Host, o Option
 		add(f)
 	}
 	add(m.exports(at))
+	if ctx.Err() != nil || a.Lost() != nil {
+		return s // that was said
+	}
 
 	began := time.Now()
 	onHost, err := a.AllocHost(h, o.PoolBytes, o.PoolBytes)
 	if err != nil {
-		add(yellow("pinning", "see locking above; without it copies block, and are slow", "%s: %v", size(o.PoolBytes), err))
+		add(trouble(ctx, a, yellow("pinning", "see locking above; without it copies block, and are slow", "%s: %v", size(o.PoolBytes), err), err))
 		return s
 	}
-	defer free(onHost)
+	ends = append(ends, onHost.Free)
 	took := time.Since(began)
 	add(green("pinning", "%s in %v, %v a GiB", size(o.PoolBytes), took.Round(time.Millisecond), (took * time.Duration((1<<30)/o.PoolBytes)).Round(time.Millisecond)))
 	onDevice, err := a.Alloc(o.PoolBytes)
 	if err != nil {
-		add(yellow("memory", "leave some of the device's memory free for this test: end an engine, or lower its share", "%s: %v", size(o.PoolBytes), err))
+		add(trouble(ctx, a, yellow("memory", freeDevice, "%s: %v", size(o.PoolBytes), err), err))
 		return s
 	}
-	defer free(onDevice)
+	ends = append(ends, onDevice.Free)
 	ways, end, err := between(a, onHost, onDevice, [3]string{"host to device", "device to host", "both"})
 	if err == nil {
+		ends = append(ends, func() error { _ = end(); return nil }) // what went wrong, measure says
 		s.Rates, err = measure(ctx, ways, share(o.Budget, 2*n))
-		err = errors.Join(err, end())
 		s.Whole = "shares of the same way in copies of 64 MiB"
 	}
 	if err != nil {
-		add(red("copies", sendReport, "%v", err))
+		add(trouble(ctx, a, red("copies", sendReport, "%v", err), err))
 		return s
 	}
 	add(link(s.Rates, m.linkOf(at.PCI)))
@@ -285,7 +350,7 @@ func libraries(a *device.Accelerator, o Options) (found []Finding) {
 func chosen(ctx context.Context, a *device.Accelerator, h *device.Host, force string) (found []Finding) {
 	s, err := copier.Select(ctx, a, copier.SelectOptions{Force: force, Host: h})
 	if err != nil {
-		return []Finding{wrong("copier", "leave --copier out, or give one that works here", err)}
+		return []Finding{noCopier(ctx, a, force, err)}
 	}
 	for _, r := range s.Rejected {
 		found = append(found, yellow("copier "+r.Name, sendReport, "not used: %v", r.Reason))
@@ -300,6 +365,24 @@ func chosen(ctx context.Context, a *device.Accelerator, h *device.Host, force st
 		text += fmt.Sprintf(", no batches: %v", s.NoBatches)
 	}
 	return append(found, green("copier", "%s", text))
+}
+
+// noCopier says why none was chosen.
+func noCopier(ctx context.Context, a *device.Accelerator, force string, err error) Finding {
+	remedy := sendReport
+	switch {
+	case errors.Is(err, fault.Memory):
+		remedy = freeDevice
+	case force != "":
+		remedy = "leave --copier out, or give one that works here"
+	}
+	f := red("copier", remedy, "%v", err)
+	f.kind = fault.KindOf(err)
+	if f = trouble(ctx, a, f, err); f.Level == Yellow { // milliseconds would have been enough
+		f.Level, f.Remedy = Red, readLog
+		f.Text = "its self-test was " + f.Text
+	}
+	return f
 }
 
 // exports says whether other processes can be given this device's memory.

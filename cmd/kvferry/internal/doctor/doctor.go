@@ -147,7 +147,7 @@ func (r *Report) Err() error {
 	if kind == 0 {
 		kind = fault.Device
 	}
-	what := first.Name + ": " + first.Text
+	what := first.Name + ": " + oneLine(first.Text)
 	if n > 1 {
 		what = fmt.Sprintf("%s (and %d more)", what, n-1)
 	}

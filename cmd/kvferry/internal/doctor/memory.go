@@ -28,7 +28,7 @@ func (m *Machine) memory() Finding {
 	granted, err := device.AvailableMemoryIn(m.Root)
 	switch {
 	case err != nil:
-		return yellow(name, "mount /proc in this container", "not known: %v", err)
+		return yellow(name, limitRemedy(err, "mount /proc in this container"), "not known: %v", err)
 	case granted < littleMemory:
 		return yellow(name, "end what needs memory, or raise the container's limit",
 			"%s available of %s: little for pools", size(granted), size(all))

@@ -98,7 +98,7 @@ func (m *Machine) ptrace() Finding {
 func (m *Machine) takeFD() Finding {
 	const name = "descriptors"
 	if err := m.TakeFD(); err != nil {
-		return yellow(name, "Linux 5.6 or newer, and a seccomp profile that allows pidfd_open and pidfd_getfd",
+		return yellow(name, limitRemedy(err, "Linux 5.6 or newer, and a seccomp profile that allows pidfd_open and pidfd_getfd"),
 			"can't be taken from a process: %v", err)
 	}
 	return green(name, "can be taken from a process that this one reaches")

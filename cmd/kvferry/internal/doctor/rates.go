@@ -40,7 +40,8 @@ type way struct {
 }
 
 // measure measures every way of d, one size for as long as limit. Memories are a power
-// of 2 of bytes, and 4 MiB for each flow at least.
+// of 2 of bytes, and 4 MiB for each flow at least. Beside an error it returns the ways that
+// were measured.
 func measure(ctx context.Context, ways []way, limit time.Duration) (all []Rate, err error) {
 	for _, w := range ways {
 		room := w.flows[0].src.Size() / int64(len(w.flows))
@@ -53,7 +54,7 @@ func measure(ctx context.Context, ways []way, limit time.Duration) (all []Rate, 
 			}
 			rate, err := fastest(ctx, w.flows, ops, limit)
 			if err != nil {
-				return nil, err
+				return all, err
 			}
 			if whole == 0 {
 				whole = rate

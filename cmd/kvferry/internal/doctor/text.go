@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"unicode"
 	"unicode/utf8"
 )
 
@@ -46,7 +47,7 @@ func writeSections(b *bytes.Buffer, sections []Section, colours bool) {
 		for _, f := range s.Findings {
 			fmt.Fprintf(b, "  %s  %s  %s\n", level(f.Level, colours), pad(f.Name, width), oneLine(f.Text))
 			if f.Remedy != "" {
-				fmt.Fprintf(b, "  %s  → %s\n", strings.Repeat(" ", width+8), f.Remedy)
+				fmt.Fprintf(b, "  %s  → %s\n", strings.Repeat(" ", width+8), oneLine(f.Remedy))
 			}
 		}
 		writeRates(b, s.Rates, s.Whole)
@@ -66,8 +67,23 @@ func pad(s string, width int) string {
 	return s + strings.Repeat(" ", max(0, width-utf8.RuneCountInString(s)))
 }
 
-// oneLine writes the causes of an error, which may be one a line, behind each other.
-func oneLine(s string) string { return strings.Join(strings.FieldsFunc(s, isBreak), "; ") }
+// oneLine writes the causes of an error, which may be one a line, behind each other. What
+// would move the cursor or change the terminal, in the name of a file, is written out.
+func oneLine(s string) string {
+	s = strings.Join(strings.FieldsFunc(s, isBreak), "; ")
+	if !strings.ContainsFunc(s, unicode.IsControl) {
+		return s
+	}
+	var b strings.Builder
+	for _, r := range s {
+		if unicode.IsControl(r) {
+			fmt.Fprintf(&b, "\\x%02x", r)
+			continue
+		}
+		b.WriteRune(r)
+	}
+	return b.String()
+}
 
 func isBreak(r rune) bool { return r == '\n' || r == '\r' }
 

@@ -33,6 +33,12 @@ func makers(m *Machine, o Options) []maker {
 			remedy: "rocminfo tells whether the driver works; docker run --device=/dev/kfd --device=/dev/dri",
 		},
 	}
+	if o.CUDA != "" {
+		all[0].flag = "--cuda-library"
+	}
+	if o.HIP != "" {
+		all[1].flag = "--hip-library"
+	}
 	for i := range all {
 		all[i].asked = all[i].asked || slices.Contains(all[i].copiers, o.Copier)
 	}

@@ -49,6 +49,10 @@ type QueueOptions struct {
 	// the bytes of a page and whatever else kv.NewRoute compares; names may differ in
 	// it. No two caches may share bytes, but for one: both sides of a name may be the
 	// same memory.
+	//
+	// With an accelerator the host caches must be memory that it has pinned: kv.Wrap
+	// over memory of [device.Accelerator.AllocHost], which its owner frees after the
+	// cache was closed. A job onto other host memory fails.
 	DeviceCaches, HostCaches map[string]*kv.Cache
 
 	// LoadStream and StoreStream are streams of Device that stay the caller's. Nil: the
@@ -130,45 +134,8 @@ type Completion struct {
 // that have may still succeed. A job that failed halfway is over only when its stream has
 // drained, since its pages may be in use until then.
 //
-// Where vLLM's backend of this kind, and its peers, have failed in public (number, and
-// issue of vllm-project/vllm where there is no name), and what holds us to better:
-//
-//	 1 #45704   a store read what a kernel still wrote
-//	            `TestQueue_StoreWaitsForItsEvent`, and without the event
-//	            `TestQueue_NegativeControl_WithoutItsEventAJobGoesWrong`
-//	 2 #47282   a load overwrote what a kernel still read
-//	            `TestQueue_LoadWaitsForItsEvent`, and the same control
-//	 3 #31341   the same in another backend: both tests run on every backend
-//	 4 #46379   batches refused on the legacy stream
-//	            `TestQueue_LegacyStreamTakesLinearCopies`, `TestQueue_CopiesEveryByteOfEveryCache`
-//	 5 #39491   one bad copy ended the engine
-//	            `TestQueue_BadJobFailsAlone`, `TestQueue_MemoryOutOfReachFailsItsJobAlone`,
-//	            `TestQueue_PagesThatAreNotPinnedFailTheirJobAlone`
-//	 6 #53860   an index for each copy, or for each attribute: a batch has one order,
-//	            and device.Engine.CopyBatch takes no more
-//	 7 #49276   the driver crashed on huge batches and hung on repeated scatters
-//	            `TestQueue_BatchesAreCut`, `TestQueue_RandomJobs`
-//	 8 #43018   HIP crashed above 8192
-//	            `TestQueue_BatchesAreCut`, `TestQueue_BatchesOfTheEngine`
-//	 9 sglang#21869, 10: nine arguments or eight, a symbol that is missing: can't
-//	            happen here, the engine knows its library and says how large batches are;
-//	            without batches: `TestQueue_WithoutBatchesCopiesAreLinear`
-//	11 lmdeploy batches crash on one kind of device
-//	            QueueOptions.Linear, `TestQueue_WithoutBatchesCopiesAreLinear`
-//	22 #51081, 23 #53042, 24 #42632: pinning fails, takes 1.9 times the memory, takes
-//	            minutes: can't happen here, the queue pins nothing. Host memory is made of
-//	            pieces of at most 64 GiB, which add up (`TestCutPieces_CoverTheMemoryOnce`),
-//	            and pinned piece by piece by device.Accelerator.Pin
-//	25 #42212   many small copies: adjacent pages are one, `TestQueue_RunsAreMerged`;
-//	            QueueOptions.Copier takes what was measured to be best
-//	34 #29013   submitting blocked while the driver's queue was full
-//	            `TestQueue_SubmitNeverWaitsForTheDevice`
-//	38 (a)      completion before submission: `TestQueue_NothingEndsBeforeItIsEnqueued`,
-//	            `TestQueue_HalfAJobIsOverWhenItsStreamHasDrained`
-//	   (b)      completion lost, or twice: `TestQueue_RandomJobs`
-//	   (c)      a flush missed what was still in the list: `TestQueue_BarrierWaitsForJobsInTheList`
-//	   (d)      a dead thread was a silent hang: `TestQueue_FirstFailureEndsTheQueue`
-//	   (e)      memory freed under a copy that shutdown left: `TestQueue_ShutdownSaysWhatStaysReserved`
+// The package comment has a table of public faults of backends of this kind, and of the
+// tests that hold this one to better. All methods may be called from any goroutine.
 type Queue struct {
 	device   device.Device
 	acc      *device.Accelerator // nil: another device

@@ -433,19 +433,20 @@ func TestQueue_RunsAreMerged(t *testing.T) {
 	}
 }
 
-func TestQueue_NamesInItsDocumentationExist(t *testing.T) {
+// TestFaults_OfTheTableHaveTheirTests: a test that was renamed is renamed there.
+func TestFaults_OfTheTableHaveTheirTests(t *testing.T) {
 	names, err := house.ReadNames(os.DirFS(".."))
 	if err != nil {
 		t.Fatal(err)
 	}
-	found, err := names.CheckDoc("copier/queue.go")
+	found, err := names.CheckDoc("copier/faults.go")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, v := range found {
 		t.Error(v)
 	}
-	text, err := os.ReadFile("queue.go")
+	text, err := os.ReadFile("faults.go")
 	if err != nil {
 		t.Fatal(err)
 	}

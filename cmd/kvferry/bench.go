@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"runtime/debug"
 
@@ -33,7 +32,7 @@ same runs, in turns with it. Medians, spread and the goals of the project are sh
 }
 
 func newBenchCopy() *cobra.Command {
-	return benchVerb(&cobra.Command{
+	cmd := benchVerb(&cobra.Command{
 		Use:   "copy",
 		Short: "Copies between a device pool and a host pool",
 		Long: `Measures demotion and promotion of pages between a device pool and a host pool, both in host memory, in jobs of 16
@@ -59,6 +58,8 @@ sizes go down, up and both ways at once, beside one ceiling, the link: linear co
 		f.Int64Var(&o.RowBytes, "row-bytes", 0, "`bytes` of a page in one layer, with --layers, instead of a model")
 		f.Var(&number{value: &o.Layers, least: 1}, "layers", "`layers` of a page, with --row-bytes")
 	})
+	cmd.Flags().Lookup("clock").Usage = "`choice` of cpu (other load counts little) or wall time (default cpu with one thread on the host; with --device only wall)"
+	return cmd
 }
 
 func newBenchAlloc() *cobra.Command {
@@ -114,9 +115,6 @@ func benchVerb(cmd *cobra.Command, measure func(context.Context, bench.Options) 
 	cmd.Args = noArgs
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		report, err := measure(cmd.Context(), o)
-		if errors.Is(err, context.Canceled) {
-			return fmt.Errorf("interrupted: %w", err)
-		}
 		if err != nil {
 			return err
 		}

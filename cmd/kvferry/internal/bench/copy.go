@@ -10,6 +10,7 @@ import (
 	"github.com/kvferry/kvferry/cmd/kvferry/internal/ceiling"
 	"github.com/kvferry/kvferry/cmd/kvferry/internal/replay"
 	"github.com/kvferry/kvferry/device"
+	"github.com/kvferry/kvferry/fault"
 	"github.com/kvferry/kvferry/kv"
 )
 
@@ -32,10 +33,13 @@ func Copy(ctx context.Context, o Options) (*Report, error) {
 		return nil, err
 	}
 	r := newReport("copy", o)
+	if shapes, err = o.apart(r, shapes); err != nil {
+		return nil, err
+	}
 	if vendor, _, _ := accel.Parse(o.Device); vendor != accel.Host { // check has parsed it
 		return r, o.copyDevice(ctx, r, shapes)
 	}
-	r.legend = "C: Go's copy of 64 MiB pieces in the same kind of memory.  R: the better of two bare loops\nover the same rows, page by page, with the same checks and no books: by Go's copy, and by the device's."
+	r.legend = fmt.Sprintf("C: Go's copy of %s pieces in the same kind of memory.\nR: the better of two bare loops over the same rows, page by page, with the same checks and no books:\nby Go's copy, and by the device's.", size(o.pieceBytes()))
 	return r, o.measured(r, func() error {
 		b, err := openBench(o)
 		if err != nil {
@@ -49,7 +53,7 @@ func Copy(ctx context.Context, o Options) (*Report, error) {
 // copyDevice measures copies between an accelerator and pinned host memory, beside the
 // rate of the link between them.
 func (o Options) copyDevice(ctx context.Context, r *Report, shapes []shape) error {
-	r.legend = "link: linear copies of 64 MiB pieces of pinned memory,\nthe same way in the same run."
+	r.legend = fmt.Sprintf("link: linear copies of %s pieces of pinned memory, the same way in the same run.", size(o.pieceBytes()))
 	return o.measured(r, func() error {
 		x, err := accel.Open(ctx, o.Device, accel.Options{Libraries: o.Libraries, Copier: o.Copier, Workers: o.Threads})
 		if err != nil {
@@ -61,6 +65,29 @@ func (o Options) copyDevice(ctx context.Context, r *Report, shapes []shape) erro
 		}
 		return errors.Join(err, x.Close())
 	})
+}
+
+// pieceBytes is the size of the pieces of the ceilings: smaller pools have smaller ones.
+func (o Options) pieceBytes() int64 { return min(ceiling.PieceBytes, int64(o.MiB)<<20) }
+
+// apart returns the shapes that can lie in the arrangement that was asked for, and notes
+// in r which can't. Kind: fault.Unsupported, when none can.
+func (o Options) apart(r *Report, shapes []shape) (can []shape, err error) {
+	if o.Arrangement != KVFirst {
+		return shapes, nil
+	}
+	for _, s := range shapes {
+		if s.config.Layout != kv.MLA {
+			can = append(can, s)
+		} else if o.Model == "" {
+			r.Warnings = append(r.Warnings, fmt.Sprintf("%s was not measured %s: its latent is no K and V that could lie apart", s.name, KVFirst))
+		}
+	}
+	if len(can) == 0 {
+		return nil, fault.New(fault.Unsupported, "--arrangement", "%s keeps K and V apart, and %s has one latent", KVFirst, shapes[0].name).
+			Hint("use --arrangement %s or %s", LayerMajor, PageMajor)
+	}
+	return can, nil
 }
 
 // arrangements calls f for each shape with the arrangements in which it is measured.
@@ -160,7 +187,7 @@ func openBench(o Options) (b *copyBench, err error) {
 	}
 	scribble(b.yard.Bytes(), o.Seed)
 	dst, src := b.halves()
-	b.pieces = ceiling.Pieces(dst, src, min(2*ceiling.PieceBytes, int(half)))
+	b.pieces = ceiling.Pieces(dst, src, int(min(2*ceiling.PieceBytes, half)))
 	return b, nil
 }
 

@@ -32,7 +32,7 @@ func (r *Report) WriteText(w io.Writer) error {
 	for i := range r.Sections {
 		r.Sections[i].write(&b)
 	}
-	fmt.Fprintf(&b, "\nMedians of the runs, and (least–most). A ratio is made in each run. %s\n", r.legend)
+	fmt.Fprintf(&b, "\nMedians of the runs, and (least–most). A ratio is made in each run.\n%s\n", r.legend)
 	fmt.Fprintf(&b, "Took %.1f s. For machines: --json\n", r.Seconds)
 	for _, s := range r.Warnings {
 		fmt.Fprintf(&b, "warning  %s\n", s)

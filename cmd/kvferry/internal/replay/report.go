@@ -95,9 +95,10 @@ type Result struct {
 	WarmupSeconds *float64 `json:"warmup_seconds"`
 	Seconds       *float64 `json:"seconds"`
 	WriteSeconds  *float64 `json:"write_seconds"`
-	CopySeconds   *float64 `json:"copy_seconds"`
+	CopySeconds   *float64 `json:"copy_seconds"` // of the host; nil where nobody knows what copies take
+	WaitSeconds   *float64 `json:"wait_seconds"` // else: for pages to be admitted, which is for copies and their checks
 	VerifySeconds *float64 `json:"verify_seconds"`
-	BooksSeconds  *float64 `json:"books_seconds"` // the rest, with what of the checks did not run beside copies
+	BooksSeconds  *float64 `json:"books_seconds"` // the rest: with CopySeconds, also what of the checks did not run beside copies
 
 	PoolBytes       int64  `json:"pool_bytes"`
 	GhostTableBytes *int64 `json:"ghost_table_bytes"` // what remembers evictions

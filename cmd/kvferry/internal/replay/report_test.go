@@ -134,12 +134,26 @@ func TestResult_JSON(t *testing.T) {
 	}
 }
 
+func TestResult_TimeHasANameForEachPart(t *testing.T) {
+	r := fullResult()
+	on := fullResult()
+	on.CopySeconds, on.WaitSeconds = nil, new(3.9)
+	for want, r := range map[string]*Result{
+		"8.9 s (write 3.1, copy 3.9, verify 1.6, checks and books 0.31)":    r,
+		"8.9 s (write 3.1, waiting for copies 3.9, verify 1.6, books 0.31)": on,
+	} {
+		if got := (&text{r: r}).time(); got != want {
+			t.Errorf("got  %s\nwant %s", got, want)
+		}
+	}
+}
+
 func TestResult_JSONIsFlatAndCompleteAndReadsBack(t *testing.T) {
 	keys := strings.Fields(`version trace trace_sha256 seed requests tokens page_size layers kv_heads head_dim dtype layout page_bytes
 		device_pages host_pages tiers policy verify bookkeeping pages_looked_up pages_whole pages_hit_device pages_hit_host hit_ratio
 		miss_never_stored miss_evicted miss_beyond_prefix miss_held_back miss_partial pages_written bytes_written bytes_verified mismatches
 		pages_offloaded bytes_offloaded pages_reloaded bytes_reloaded pages_evicted_host copy_seconds copy_gbps ceiling_c_gbps
-		ceiling_r_gbps share_of_c share_of_r match_p50_us match_p99_us reload_p50_us reload_p99_us lookups_per_second warmup_seconds
+		ceiling_r_gbps share_of_c share_of_r match_p50_us match_p99_us reload_p50_us reload_p99_us lookups_per_second warmup_seconds wait_seconds books_seconds
 		seconds pool_bytes peak_rss_bytes optimum_hit_ratio lru_hit_ratio warnings error`)
 	for name, r := range map[string]*Result{"full": fullResult(), "zero": {}} {
 		var b bytes.Buffer

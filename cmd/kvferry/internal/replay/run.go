@@ -110,7 +110,7 @@ type replay struct {
 	evicted []int32         // whole pages missed because they were evicted, by place in the trace
 	whole   int             // whole pages looked up so far
 	began   time.Time
-	took    struct{ write, verify, all time.Duration }
+	took    struct{ write, wait, verify, all time.Duration }
 	bytes   struct{ written, verified int64 }
 	wrong   int64
 	keys    []page.Key  // of the request
@@ -192,11 +192,13 @@ func (x *replay) request(ctx context.Context, i int) error {
 	if err == nil {
 		err = adm.Wait(ctx)
 	}
+	waited := time.Since(asked)
+	x.took.wait += waited
 	if err != nil {
 		return x.discarded(err, i)
 	}
 	if onHost {
-		x.reloads = append(x.reloads, time.Since(asked))
+		x.reloads = append(x.reloads, waited)
 	}
 	if x.content != nil {
 		x.pages = seq.Pages(x.pages[:0])
@@ -345,10 +347,13 @@ func (x *replay) finish() {
 	r.CheckBytes, r.CheckSeconds = new(st.SummedBytes), new(float64(st.SumNanos)/1e9)
 	r.WriteSeconds = new(x.took.write.Seconds())
 	moved, busy, known := x.pools.copied()
+	spent := x.took.wait
 	if known {
-		r.CopySeconds = new(busy.Seconds())
+		r.CopySeconds, spent = new(busy.Seconds()), busy
+	} else {
+		r.WaitSeconds = new(x.took.wait.Seconds())
 	}
-	r.BooksSeconds = new(max(0, (x.took.all - x.took.write - x.took.verify - busy).Seconds()))
+	r.BooksSeconds = new(max(0, (x.took.all - x.took.write - x.took.verify - spent).Seconds()))
 	if busy > 0 {
 		r.CopyGBps = new(float64(moved) / busy.Seconds() / 1e9)
 	}

@@ -270,7 +270,7 @@ func (t *text) time() string {
 	}
 	s := seconds(*r.Seconds)
 	rest := "books"
-	if r.CheckSeconds != nil {
+	if r.CheckSeconds != nil && r.WaitSeconds == nil {
 		rest = "checks and books"
 	}
 	var parts []string
@@ -280,6 +280,7 @@ func (t *text) time() string {
 	}{
 		{"write", r.WriteSeconds},
 		{"copy", r.CopySeconds},
+		{"waiting for copies", r.WaitSeconds},
 		{"verify", r.VerifySeconds},
 		{rest, r.BooksSeconds},
 	} {

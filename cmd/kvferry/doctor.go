@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -44,9 +43,6 @@ not started, unless they are named here.`,
 
 func runDoctor(cmd *cobra.Command, o doctor.Options, asJSON bool) error {
 	report, err := doctor.Run(cmd.Context(), o)
-	if errors.Is(err, context.Canceled) {
-		return fmt.Errorf("interrupted: %w", err)
-	}
 	if err != nil {
 		return err
 	}

@@ -25,10 +25,11 @@ func exitStatus(err error) int {
 	if err == nil {
 		return exitOK
 	}
-	if errors.Is(err, context.Canceled) {
+	kind := fault.KindOf(err)
+	if errors.Is(err, context.Canceled) && kind != fault.Corrupt { // a wrong byte is said whatever else is
 		return exitInterrupt
 	}
-	switch fault.KindOf(err) {
+	switch kind {
 	case fault.Corrupt:
 		return exitWrongByte
 	case fault.Invalid, fault.NotFound, fault.Exists, fault.Unsupported:

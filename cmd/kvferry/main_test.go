@@ -110,9 +110,29 @@ func TestExitStatus_FollowsTheKindOfTheError(t *testing.T) {
 			}
 		}
 	}
-	for err, want := range map[error]int{nil: 0, errors.New("disk full"): 5, fmt.Errorf("interrupted: %w", context.Canceled): 130} {
+	for err, want := range map[error]int{nil: 0, errors.New("disk full"): 5, fmt.Errorf("request 3: %w", context.Canceled): 130} {
 		if got := exitStatus(err); got != want {
 			t.Errorf("%v: %d, want %d", err, got, want)
+		}
+	}
+}
+
+func TestReport_SaysOfAnInterruptionNoMore(t *testing.T) {
+	stopped := fmt.Errorf("request 3: %w", context.Canceled)
+	wrong := fault.New(fault.Corrupt, "page 3", "bad").Hint("look")
+	for _, tc := range []struct {
+		err  error
+		want string
+	}{
+		{nil, ""},
+		{stopped, "kvferry: error: interrupted\n"},
+		{errors.Join(stopped, fault.New(fault.Device, "cuda:0", "gone").Hint("wait")), "kvferry: error: interrupted\n"},
+		{wrong, "kvferry: error: page 3: bad\nkvferry: hint: look\n"},
+		{errors.Join(wrong, stopped), "kvferry: error: page 3: bad\nrequest 3: context canceled\nkvferry: hint: look\n"},
+	} {
+		var b bytes.Buffer
+		if report(&b, tc.err); b.String() != tc.want {
+			t.Errorf("%v: %q, want %q", tc.err, b.String(), tc.want)
 		}
 	}
 }

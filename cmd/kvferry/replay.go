@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"runtime/debug"
@@ -84,10 +83,7 @@ func runReplay(cmd *cobra.Command, o replay.Options, asJSON bool) error {
 		return runSweep(cmd, o, asJSON)
 	}
 	result, err := replay.Run(cmd.Context(), o, cmd.ErrOrStderr())
-	if errors.Is(err, context.Canceled) {
-		return fmt.Errorf("interrupted: %w", err)
-	}
-	if err != nil && (result == nil || !asJSON) {
+	if err != nil && (result == nil || !asJSON || exitStatus(err) == exitInterrupt) {
 		return err
 	}
 	result.Version = ownVersion()
@@ -110,9 +106,6 @@ func runReplay(cmd *cobra.Command, o replay.Options, asJSON bool) error {
 // runSweep works out what pools of other sizes would hit, and writes it.
 func runSweep(cmd *cobra.Command, o replay.Options, asJSON bool) error {
 	s, err := replay.RunSweep(cmd.Context(), o)
-	if errors.Is(err, context.Canceled) {
-		return fmt.Errorf("interrupted: %w", err)
-	}
 	if err != nil {
 		return err
 	}

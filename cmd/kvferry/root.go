@@ -35,6 +35,10 @@ func report(stderr io.Writer, err error) {
 	if err == nil {
 		return
 	}
+	if exitStatus(err) == exitInterrupt { // where it was is of no use to who ended it
+		_, _ = fmt.Fprintln(stderr, "kvferry: error: interrupted")
+		return
+	}
 	_, _ = fmt.Fprintf(stderr, "kvferry: error: %v\n", err)
 	if hint := fault.RemedyOf(err); hint != "" {
 		_, _ = fmt.Fprintf(stderr, "kvferry: hint: %s\n", hint)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -166,8 +167,8 @@ type sealedCopier interface {
 }
 
 // OpenQueue starts a queue. [Queue.Shutdown] ends it. Kinds: fault.Invalid (no device;
-// caches that do not fit each other, by name; a stream of another device; an option out
-// of range), and those of [device.Device].NewStream.
+// caches that do not fit each other, by name; a stream or an engine of another device; an
+// option out of range), and those of [device.Device].NewStream.
 func OpenQueue(o QueueOptions) (*Queue, error) {
 	switch {
 	case o.Device == nil:
@@ -190,6 +191,9 @@ func OpenQueue(o QueueOptions) (*Queue, error) {
 		if q.engine == nil {
 			q.engine = batchEngine(acc.Engines())
 		}
+	}
+	if q.engine != nil && (q.acc == nil || !slices.Contains(q.acc.Engines(), q.engine)) {
+		return nil, fault.New(fault.Invalid, "engine "+q.engine.Name(), "is none of %s", o.Device.Name())
 	}
 	for dir, given := range [...]device.Stream{Store: o.StoreStream, Load: o.LoadStream} {
 		l := &q.lanes[dir]

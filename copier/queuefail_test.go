@@ -191,6 +191,22 @@ func TestOpenQueue_RefusesWhatDoesNotFit(t *testing.T) {
 	closing(t, s.Close)
 }
 
+func TestOpenQueue_RefusesAnEngineOfAnotherDevice(t *testing.T) {
+	h := openHost(t)
+	mine, _ := devicetest.OpenAccelerator(t, devicetest.Options{})
+	theirs, _ := devicetest.OpenAccelerator(t, devicetest.Options{Name: "fake:1"})
+	for _, dev := range []device.Device{h, mine} {
+		o := apart(h, newCache(t, flat(t, 10), h), newCache(t, flat(t, 10), h))
+		o.Device, o.Engine = dev, theirs.Engines()[0]
+		q, err := copier.OpenQueue(o)
+		kindIs(t, "engine of another device", err, fault.Invalid, "engine fake", dev.Name())
+		if q != nil {
+			t.Errorf("%s: there is a queue", dev.Name())
+			_ = q.Shutdown(t.Context())
+		}
+	}
+}
+
 // refuser is a stream of another kind of device.
 type refuser struct{ device.Stream }
 

@@ -40,8 +40,8 @@ func (d *idleDriver) Unregister(uintptr) error      { return nil }
 func (d *idleDriver) NewStream(device.Priority) (device.StreamHandle, error) {
 	return device.StreamHandle(d.handles.Add(1)), nil
 }
-func (d *idleDriver) CloseStream(device.StreamHandle) error { return nil }
-func (d *idleDriver) SyncStream(device.StreamHandle) error  { return nil }
+func (d *idleDriver) CloseStream(device.StreamHandle) error        { return nil }
+func (d *idleDriver) SyncStream(device.StreamHandle) (bool, error) { return true, nil }
 func (d *idleDriver) NewEvent() (device.EventHandle, error) {
 	return device.EventHandle(d.handles.Add(1)), nil
 }

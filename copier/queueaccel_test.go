@@ -40,7 +40,7 @@ func (d *nullDriver) NewStream(p device.Priority) (device.StreamHandle, error) {
 	return device.StreamHandle(d.stream.Add(1)), nil
 }
 func (*nullDriver) CloseStream(device.StreamHandle) error                { return nil }
-func (*nullDriver) SyncStream(device.StreamHandle) error                 { return nil }
+func (*nullDriver) SyncStream(device.StreamHandle) (bool, error)         { return true, nil }
 func (*nullDriver) NewEvent() (device.EventHandle, error)                { return 1, nil }
 func (*nullDriver) CloseEvent(device.EventHandle) error                  { return nil }
 func (*nullDriver) Record(device.EventHandle, device.StreamHandle) error { return nil }
@@ -200,11 +200,17 @@ func TestQueue_LegacyStreamTakesLinearCopies(t *testing.T) {
 
 func TestQueue_WithoutBatchesCopiesAreLinear(t *testing.T) {
 	for name, test := range map[string]struct {
-		batch  int
-		linear bool
-	}{"the engine has none": {0, false}, "they are switched off": {8192, true}} {
+		batch          int
+		linear, failed bool
+	}{"the engine has none": {0, false, false}, "they are switched off": {8192, true, false}, "they failed their self-test": {8192, false, true}} {
 		e := &nullEngine{batch: test.batch}
-		r := openNull(t, 100, ownStreams, func(o *copier.QueueOptions) { o.Linear = test.linear }, e)
+		r := openNull(t, 100, ownStreams, func(o *copier.QueueOptions) {
+			o.Linear = test.linear
+			acc, ok := o.Device.(*device.Accelerator)
+			if test.failed && ok {
+				acc.UseBatches(false)
+			}
+		}, e)
 		if err := outcome(t, r.q, copier.Load, reversed(100)); err != nil {
 			t.Fatal(err)
 		}

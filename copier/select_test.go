@@ -59,7 +59,8 @@ func (e *engine) CopyRects(s device.StreamHandle, rects []device.Rect) (int, err
 		}
 	}
 	if s != asked { // at once
-		return n, errors.Join(e.d.SyncStream(s), e.d.CloseStream(s))
+		_, err := e.d.SyncStream(s)
+		return n, errors.Join(err, e.d.CloseStream(s))
 	}
 	return n, nil
 }

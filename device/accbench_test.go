@@ -22,7 +22,7 @@ func (nullDriver) Register(uintptr, int64) error                                
 func (nullDriver) Unregister(uintptr) error                                      { return nil }
 func (nullDriver) NewStream(device.Priority) (device.StreamHandle, error)        { return 100, nil }
 func (nullDriver) CloseStream(device.StreamHandle) error                         { return nil }
-func (nullDriver) SyncStream(device.StreamHandle) error                          { return nil }
+func (nullDriver) SyncStream(device.StreamHandle) (bool, error)                  { return true, nil }
 func (nullDriver) NewEvent() (device.EventHandle, error)                         { return 200, nil }
 func (nullDriver) CloseEvent(device.EventHandle) error                           { return nil }
 func (nullDriver) Record(device.EventHandle, device.StreamHandle) error          { return nil }

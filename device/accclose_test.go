@@ -73,14 +73,14 @@ func TestDrain_ThatFailsIsTriedAgainAndThenLosesTheDevice(t *testing.T) {
 		var page *device.Memory
 		var wrong []error
 		asked := 0
-		d.drain = func(device.StreamHandle) error {
+		d.drain = func(device.StreamHandle) (bool, error) {
 			if err := page.Free(); !errors.Is(err, fault.Busy) {
 				wrong = append(wrong, err)
 			}
 			if asked++; asked > test.fails {
-				return nil
+				return true, nil
 			}
-			return broken
+			return false, broken
 		}
 		a, s, _, p := play(t, d, "s", "other")
 		page = p

@@ -27,6 +27,12 @@ type AcceleratorOptions struct {
 // When the driver says that the device is lost, every stream of it fails with that
 // error, everything enqueued counts as run, and closing gives back what is ours without
 // asking the driver any more.
+//
+// When the driver fails again and again to say whether work has run, the device is given
+// up: it counts as lost, with one difference. What was enqueued may still run, so the
+// memory that it uses stays in use until this process ends: Free of it is an error, and
+// nothing of it is unpinned, unmapped or given back. The device stays open for that.
+// Bytes in it that a ticket, which ends with an error, was to tell of may still change.
 type Accelerator struct {
 	driver  Driver
 	name    string
@@ -38,6 +44,7 @@ type Accelerator struct {
 
 	seq    atomic.Uint64 // of marks, in the order in which they were recorded
 	lost   atomic.Pointer[error]
+	gone   atomic.Bool      // the driver has said that the device is lost, so nothing runs
 	linear atomic.Bool      // see UseBatches
 	calls  [6]atomic.Uint64 // in the order of the fields of Calls
 	reap   *reaper
@@ -104,6 +111,9 @@ func (a *Accelerator) Driver() Driver { return a.driver }
 // is then a call of the library. [Accelerator.CopyBatch] does as its caller says.
 func (a *Accelerator) UseBatches(use bool) { a.linear.Store(!use) }
 
+// UsesBatches says what UseBatches was told last; true if it never was.
+func (a *Accelerator) UsesBatches() bool { return !a.linear.Load() }
+
 // Lost returns the error with which the device was lost, nil while it is well.
 func (a *Accelerator) Lost() error {
 	if err := a.lost.Load(); err != nil {
@@ -119,11 +129,17 @@ func (a *Accelerator) blame(err error) bool {
 	if !errors.As(err, &e) || e.Class != Lost {
 		return false
 	}
+	a.gone.Store(true)
 	a.lose(err)
 	return true
 }
 
-// lose fails all streams: the device is lost, as err says.
+// givenUp reports whether the device counts as lost while its driver may run what is
+// queued.
+func (a *Accelerator) givenUp() bool { return a.Lost() != nil && !a.gone.Load() }
+
+// lose fails all streams: the device is lost, as err says. Whoever knows that nothing
+// runs any more has stored gone before.
 func (a *Accelerator) lose(err error) {
 	err = fault.Wrap(fault.Device, "device "+a.name, err)
 	if a.lost.CompareAndSwap(nil, &err) {
@@ -208,7 +224,7 @@ func (a *Accelerator) newMemory(bytes int64, alloc func() (uintptr, error), free
 	m := &Memory{device: a.name, on: a, base: base, size: bytes}
 	m.free = func() error {
 		var err error
-		if free != nil && bytes > 0 && a.Lost() == nil {
+		if free != nil && bytes > 0 && !a.gone.Load() {
 			if err = free(base); err != nil && a.blame(err) {
 				err = nil // it is gone with the device
 			}
@@ -344,6 +360,10 @@ func (a *Accelerator) Close() error {
 	}
 	if streams := len(a.streams) + a.making; a.memories > 0 || streams > 0 || a.pinned > 0 {
 		defer a.mu.Unlock()
+		if streams == 0 && a.givenUp() {
+			return fault.New(fault.Device, "device "+a.name, "given up: it stays open for %d memories (%s) and %d pinned host memories that it may still use",
+				a.memories, size(a.bytes), a.pinned)
+		}
 		return fault.New(fault.Busy, "device "+a.name, "%d memories (%s), %d streams and %d pinned host memories are open",
 			a.memories, size(a.bytes), streams, a.pinned).
 			Hint("free the memories and close the streams first")

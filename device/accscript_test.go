@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/kvferry/kvferry/device"
+	"github.com/kvferry/kvferry/fault"
 )
 
 // script is a driver that does what a test says at the calls that matter.
@@ -17,7 +18,7 @@ type script struct {
 	done    func(e device.EventHandle) (bool, error)
 	wait    func(s device.StreamHandle, e device.EventHandle) error
 	record  func(e device.EventHandle, s device.StreamHandle) error
-	drain   func(s device.StreamHandle) error
+	drain   func(s device.StreamHandle) (bool, error)
 	sync    func(e device.EventHandle) error
 	learned func()
 	made    func() // a stream is about to be
@@ -57,9 +58,9 @@ func (d *script) Record(e device.EventHandle, s device.StreamHandle) error {
 	return nil
 }
 
-func (d *script) SyncStream(s device.StreamHandle) error {
+func (d *script) SyncStream(s device.StreamHandle) (bool, error) {
 	if d.drain == nil {
-		return nil
+		return true, nil
 	}
 	return d.drain(s)
 }
@@ -127,7 +128,12 @@ func play(t *testing.T, d *script, streams ...string) (a *device.Accelerator, s 
 		for _, x := range s {
 			_ = x.Close() // its error is the test's to look at
 		}
-		must(t, errors.Join(page.Free(), a.Close()))
+		err := page.Free()
+		if a.Lost() != nil && errors.Is(err, fault.Device) { // given up
+			device.Abandon(a)
+			return
+		}
+		must(t, errors.Join(err, a.Close()))
 	})
 	return a, s, h, page
 }

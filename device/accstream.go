@@ -56,6 +56,7 @@ type mark struct {
 	tickets  []*Ticket
 	err      error // of the stream, when the mark was found to be over
 
+	kept    bool // the reaper's: its work may run yet, so that uses stay in use
 	waits   int  // guarded by s.qmu; who is in the driver with event
 	retired bool // guarded by s.qmu; over
 }
@@ -211,8 +212,8 @@ func (s *accStream) mustSettle() {
 const drainTries = 3
 
 // drain has a goroutine wait until what is queued has run. A lost device runs nothing.
-// Where neither an event nor the stream itself can tell when that is, the device counts
-// as lost: then nothing of it is freed or unpinned, which is all that is safe.
+// Where neither an event nor the stream itself can tell when that is, the device is given
+// up, and the memory that its work uses stays in use: that is all that is safe.
 func (s *accStream) drain() *atomic.Bool {
 	over := new(atomic.Bool)
 	if s.a.Lost() != nil {
@@ -221,16 +222,21 @@ func (s *accStream) drain() *atomic.Bool {
 	s.a.calm.Go(func() {
 		var err error
 		for range drainTries {
-			if err = s.a.driver.SyncStream(s.handle); err == nil || s.a.blame(err) {
-				break
+			var drained bool
+			drained, err = s.a.driver.SyncStream(s.handle)
+			if err != nil && s.a.blame(err) {
+				return // the reaper finds all work over
 			}
-			s.fail(err)
+			if err != nil {
+				s.fail(err)
+			}
+			if drained {
+				over.Store(true)
+				s.a.reap.kick()
+				return
+			}
 		}
-		if err != nil {
-			s.a.lose(err)
-		}
-		over.Store(true)
-		s.a.reap.kick()
+		s.a.lose(err)
 	})
 	return over
 }
@@ -319,7 +325,7 @@ func (a *Accelerator) keepMark(m *mark) {
 		a.freeMarks = append(a.freeMarks, m)
 	}
 	a.mu.Unlock()
-	if !kept && a.Lost() == nil {
+	if !kept && !a.gone.Load() {
 		_ = a.driver.CloseEvent(m.event) // the driver's own Close ends what is left
 	}
 }
@@ -357,6 +363,9 @@ func (s *accStream) Wait(e Event) error {
 		return nil
 	}
 	if !at.on.hold(at.mark, at.point) {
+		if by := at.on.a; by != s.a && by.givenUp() { // the work before e may run yet
+			return fault.Wrap(fault.Device, "stream "+s.name+": wait for an event", by.Lost())
+		}
 		if s.a.learns != nil {
 			s.a.learns.WaitedFor(s.handle, at.on.handle, at.recorded)
 			s.work++ // so that an event recorded behind it passes on what it knows
@@ -442,7 +451,7 @@ func (s *accStream) Close() error {
 	if s.a.learns != nil {
 		s.a.learns.Learned(s.handle, recorded)
 	}
-	if s.owned && s.a.Lost() == nil {
+	if s.owned && !s.a.gone.Load() {
 		if err := s.a.driver.CloseStream(s.handle); err != nil && !s.a.blame(err) {
 			s.fail(err)
 		}

@@ -63,7 +63,9 @@
 // An error of the driver while enqueueing fails the call; parts of it may be queued, and
 // what they use stays in use until they have run. An error found later fails the stream,
 // or all streams when the device is lost: then everything enqueued counts as run, and
-// closing gives back what is ours without asking the driver.
+// closing gives back what is ours without asking the driver. A device whose driver can't
+// say whether work has run is given up: it counts as lost, and what that work uses is
+// kept until the process ends, since it may be copied yet.
 //
 // # Traps
 //

@@ -31,8 +31,12 @@ type Driver interface {
 	NewStream(p Priority) (StreamHandle, error)
 	CloseStream(s StreamHandle) error
 
-	// SyncStream blocks until what is queued on s has run.
-	SyncStream(s StreamHandle) error
+	// SyncStream blocks until what is queued on s has run, well or not, and says whether
+	// it has. An error with true says that it has, and that some of it has failed; with
+	// false, that nothing is known of it: the call itself has failed, or the device is
+	// lost, as the class says. Without an error, it has run. A vendor's library that
+	// reports a failure of work by losing the device has no error with true.
+	SyncStream(s StreamHandle) (drained bool, err error)
 
 	// NewEvent makes an event that was never recorded. Record makes it stand for what
 	// is queued on s; Wait has what is queued on s from now on run after the latest
@@ -175,7 +179,8 @@ const (
 	Failed Class = iota
 	// Retry says that this call has failed, for want of something that may be there later.
 	Retry
-	// Lost says that the device, or this process's hold on it, is gone; every later call fails.
+	// Lost says that the device, or this process's hold on it, is gone: every later call
+	// fails, and nothing that was queued reads or writes memory any more.
 	Lost
 )
 

@@ -31,3 +31,6 @@ func allKernels() []*kernel {
 func Parked(a *Accelerator) (parked, blocking bool) {
 	return a.reap.parked.Load(), a.reap.on.Load() != nil
 }
+
+// Abandon ends what runs for a, which can't be closed.
+func Abandon(a *Accelerator) { a.reap.close(true) }

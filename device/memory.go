@@ -39,6 +39,7 @@ type Memory struct {
 	// −1 once the memory is freed. One word, so that neither can slip past the
 	// other.
 	uses atomic.Int64
+	kept atomic.Bool // some of them are for good: see Free
 }
 
 // Piece is the part of a memory that lies in one memfd: Bytes bytes from FileOff
@@ -175,8 +176,14 @@ func mapped(smaps io.Reader, lo, hi uint64) (rss, huge int64) {
 // Free gives the memory back; of wrapped memory, only the right to use it. Kinds:
 // fault.Busy while enqueued work uses it, fault.Closed the second time, fault.Device
 // when a driver can't unpin it: then nothing is given back, and it can be tried again.
+// Work of a device that was given up (see [Accelerator]) uses it until the process ends,
+// which is fault.Device as well.
 func (m *Memory) Free() error {
 	if !m.uses.CompareAndSwap(0, -1) {
+		if m.kept.Load() {
+			return fault.New(fault.Device, "free "+size(m.size), "a device that was given up may still copy to or from it").
+				Hint("restart this process: nothing else ends that copy")
+		}
 		if n := m.uses.Load(); n > 0 {
 			return fault.New(fault.Busy, "free "+size(m.size), "used by %d calls still in flight", n).
 				Hint("wait for their tickets first")

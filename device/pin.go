@@ -188,7 +188,7 @@ func (m *Memory) unpin() error {
 	for p := m.pins.Swap(nil); p != nil; p = p.next {
 		var kept []span
 		for _, s := range p.stretches {
-			if p.by.Lost() != nil {
+			if p.by.gone.Load() {
 				break
 			}
 			if err := p.by.driver.Unregister(m.base + uintptr(s.off)); err != nil && !p.by.blame(err) {
@@ -197,7 +197,7 @@ func (m *Memory) unpin() error {
 			}
 		}
 		switch {
-		case len(kept) > 0 && p.by.Lost() == nil:
+		case len(kept) > 0 && !p.by.gone.Load():
 			left = &pins{by: p.by, stretches: kept, pageable: p.pageable, next: left}
 		case len(p.stretches) > 0: // of a lost device the driver refuses everything; the pages are the OS's to find
 			p.by.give(&p.by.pinned)

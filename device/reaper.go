@@ -221,7 +221,11 @@ func (r *reaper) pass() bool {
 	slices.SortFunc(r.over, func(x, y *mark) int { return cmp.Compare(x.seq, y.seq) })
 	for _, m := range r.over {
 		for i, used := range m.uses {
-			used.unuse()
+			if m.kept {
+				used.kept.Store(true)
+			} else {
+				used.unuse()
+			}
 			m.uses[i] = nil
 		}
 		m.uses = m.uses[:0]
@@ -236,10 +240,11 @@ func (r *reaper) pass() bool {
 }
 
 // isOver asks whether the work before m has run. Of a lost device all work is over: it
-// runs nothing any more.
+// runs nothing any more, or nobody can tell.
 func (r *reaper) isOver(m *mark) bool {
 	if err := r.a.Lost(); err != nil {
 		m.s.fail(err) // whoever found out may not have come to this stream
+		m.kept = r.a.givenUp()
 		return true
 	}
 	if m.drained != nil {

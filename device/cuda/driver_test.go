@@ -56,14 +56,14 @@ func TestCalls_ThatFailAreNamed(t *testing.T) {
 	r.must(err)
 	defer page.Free()
 	for call, do := range map[string]func() error{
-		"cuCtxSetCurrent":            func() error { return r.drv.SyncStream(s) },
+		"cuCtxSetCurrent":            func() error { return r.sync(s) },
 		"cuMemAlloc_v2":              func() error { _, err := r.drv.Alloc(1); return err },
 		"cuMemFree_v2":               func() error { return r.drv.Free(addr) },
 		"cuMemHostRegister_v2":       func() error { return r.drv.Register(page.Addr, 4096) },
 		"cuMemHostUnregister":        func() error { return r.drv.Unregister(page.Addr) },
 		"cuStreamCreateWithPriority": func() error { _, err := r.drv.NewStream(device.NormalPriority); return err },
 		"cuStreamDestroy_v2":         func() error { return r.drv.CloseStream(s) },
-		"cuStreamSynchronize":        func() error { return r.drv.SyncStream(s) },
+		"cuStreamSynchronize":        func() error { return r.sync(s) },
 		"cuEventCreate":              func() error { _, err := r.drv.NewEvent(); return err },
 		"cuEventRecord":              func() error { return r.drv.Record(e, s) },
 		"cuStreamWaitEvent":          func() error { return r.drv.Wait(s, e) },
@@ -172,7 +172,7 @@ func (r *rig) walk(s device.StreamHandle, src uintptr) error {
 	if err == nil && !done {
 		err = errors.New("an event that was waited for is not done")
 	}
-	return errors.Join(append(errs, err, r.drv.SyncStream(s), r.drv.CloseEvent(e), r.drv.Free(own))...)
+	return errors.Join(append(errs, err, r.sync(s), r.drv.CloseEvent(e), r.drv.Free(own))...)
 }
 
 // TestThreads_ThatAreNotBoundAreFound is the control of the test above: a call outside of
@@ -205,7 +205,7 @@ func TestLoss_OfTheDevice(t *testing.T) {
 	r.fake.Lose(0, illegalAddress)
 	for what, do := range map[string]func() error{
 		"alloc":  func() error { _, err := r.drv.Alloc(1); return err },
-		"sync":   func() error { return r.drv.SyncStream(s) },
+		"sync":   func() error { return r.sync(s) },
 		"record": func() error { return r.drv.Record(e, s) },
 		"query":  func() error { _, err := r.drv.EventDone(e); return err },
 		"copy": func() error {

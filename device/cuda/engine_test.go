@@ -62,7 +62,7 @@ func TestCopyRects_CopiesEachFormAndNothingElse(t *testing.T) {
 			if n != 1 || err != nil {
 				t.Fatalf("%+v: %d queued, %v", rect, n, err)
 			}
-			r.must(r.drv.SyncStream(s))
+			r.must(r.sync(s))
 			want := pattern(size, 'd')
 			apply(rect, want[64:], pattern(size, 's')[32:])
 			r.want(fmt.Sprintf("%d: %+v", version, rect), dst, want)
@@ -90,7 +90,7 @@ func TestCopyRects_QueuesInOrder(t *testing.T) {
 			t.Fatalf("%d queued, %v", queued, err)
 		}
 	}
-	r.must(r.drv.SyncStream(s))
+	r.must(r.sync(s))
 	r.want("the last copy", dst, pattern(n*64, 's')[64*(n-1):])
 	if queued, err := e.CopyRects(s, nil); queued != 0 || err != nil {
 		t.Errorf("no rects: %d queued, %v", queued, err)
@@ -114,7 +114,7 @@ func TestCopyRects_SaysWhichFailedAndHowManyAreQueued(t *testing.T) {
 			t.Errorf("%v does not say %q and %q", err, want, call)
 		}
 	}
-	r.must(r.drv.SyncStream(s))
+	r.must(r.sync(s))
 }
 
 // TestCopyBatch_CopiesAndNothingElse runs batches of both forms.
@@ -165,7 +165,7 @@ func (r *rig) batches(e device.Engine, s device.StreamHandle, o device.SourceOrd
 		}
 		r.must(e.CopyBatch(s, b, o))
 		clear(b.Dst) // was read
-		r.must(r.drv.SyncStream(s))
+		r.must(r.sync(s))
 		r.want(fmt.Sprintf("batch of %d", n), dst, want)
 	}
 }
@@ -228,7 +228,7 @@ func TestCopies_AllocateNothing(t *testing.T) {
 		}); n != 0 || err != nil {
 			t.Errorf("%v allocations for calls of an event, %v", n, err)
 		}
-		r.must(r.drv.SyncStream(s))
+		r.must(r.sync(s))
 	}
 }
 

@@ -85,6 +85,15 @@ func (r *rig) filled(bytes int, seed byte) uintptr {
 	return addr
 }
 
+// sync waits for a stream.
+func (r *rig) sync(s device.StreamHandle) error {
+	drained, err := r.drv.SyncStream(s)
+	if drained == (err != nil) {
+		r.Errorf("drained: %v, with %v", drained, err)
+	}
+	return err
+}
+
 func (r *rig) want(what string, addr uintptr, want []byte) {
 	r.Helper()
 	got := r.fake.Peek(addr, len(want))

@@ -45,7 +45,7 @@ func TestRuntime_CopiesWithEachDriver(t *testing.T) {
 					if n != 1 || err != nil {
 						t.Fatalf("%+v: %d queued, %v", rect, n, err)
 					}
-					r.must(r.drv.SyncStream(s))
+					r.must(r.sync(s))
 					want := pattern(size, 'd')
 					apply(rect, want[64:], pattern(size, 's')[32:])
 					r.want(fmt.Sprintf("%+v", rect), dst, want)
@@ -90,7 +90,7 @@ func TestRuntime_SaysWhatFailedAndForgetsIt(t *testing.T) {
 	if !errors.As(err, &d) || d.Call != "cudaMemcpyBatchAsync" || !errors.Is(err, fault.Device) {
 		t.Errorf("got %v", err)
 	}
-	r.must(r.drv.SyncStream(s))
+	r.must(r.sync(s))
 	if n := r.fake.Counts().PendingErrors; n != 0 {
 		t.Errorf("%d errors are left for others", n)
 	}

@@ -234,7 +234,7 @@ func TestIPC_ReadsAndWritesMemoryOfAnotherProcess(t *testing.T) {
 		if n != 1 || err != nil {
 			t.Fatal(n, err)
 		}
-		r.must(r.drv.SyncStream(s))
+		r.must(r.sync(s))
 		r.want("memory of the other process", own, pattern(shareBytes, 'x'))
 		r.must(again.Close())
 		if n := r.fake.Counts().OpenedMemories; n != 0 {
@@ -300,7 +300,7 @@ func TestIPC_WaitsForAnEventOfAnotherProcess(t *testing.T) {
 	o.ask("record")
 	s := r.stream()
 	r.must(r.drv.Wait(s, e.Event))
-	r.must(r.drv.SyncStream(s))
+	r.must(r.sync(s))
 	r.must(r.drv.SyncEvent(e.Event))
 	if done, err := r.drv.EventDone(e.Event); !done || err != nil {
 		t.Errorf("an event that was waited for is done: %v, %v", done, err)

@@ -406,15 +406,15 @@ func (d *Driver) CloseStream(h device.StreamHandle) error {
 }
 
 // SyncStream implements [device.Driver].
-func (d *Driver) SyncStream(h device.StreamHandle) error {
+func (d *Driver) SyncStream(h device.StreamHandle) (drained bool, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if err := d.refused("SyncStream"); err != nil {
-		return err
+		return false, err
 	}
 	q, err := d.queue("SyncStream", h)
 	if err != nil {
-		return err
+		return false, err
 	}
 	now := q.clock.clone()
 	q.want(q.queued)
@@ -423,9 +423,9 @@ func (d *Driver) SyncStream(h device.StreamHandle) error {
 	}
 	d.order.host = d.order.host.joined(now)
 	if d.lost != nil {
-		return fault.Wrap(fault.Device, "SyncStream", d.lost)
+		return false, fault.Wrap(fault.Device, "SyncStream", d.lost)
 	}
-	return q.err
+	return true, q.err
 }
 
 // NewEvent implements [device.Driver].

@@ -30,7 +30,7 @@ func TestCopyRects_CopiesEachFormAndNothingElse(t *testing.T) {
 			if n, err := e.CopyRects(s, []device.Rect{rect}); n != 1 || err != nil {
 				t.Fatalf("%+v: %d queued, %v", rect, n, err)
 			}
-			r.must(r.drv.SyncStream(s))
+			r.must(r.sync(s))
 			want, from := pattern(size, 'd'), pattern(size, 's')
 			for j := range rect.Rows {
 				copy(want[64+j*rect.DstPitch:][:rect.Width], from[32+j*rect.SrcPitch:])
@@ -72,7 +72,7 @@ func TestCopyBatch_CopiesWithEachVersion(t *testing.T) {
 					copy(want[i*slot:][:bytes], from[j*slot:])
 				}
 				r.must(e.CopyBatch(s, b, order))
-				r.must(r.drv.SyncStream(s))
+				r.must(r.sync(s))
 				r.want(fmt.Sprintf("%d: batch of %d", version, n), dst, want)
 			}
 		}
@@ -99,7 +99,7 @@ func TestCopies_SayWhatFailedAndLeaveNoError(t *testing.T) {
 	if !errors.Is(err, fault.Device) || !strings.Contains(err.Error(), "copy 1 of a batch of 2") {
 		t.Errorf("got %v", err)
 	}
-	r.must(r.drv.SyncStream(s))
+	r.must(r.sync(s))
 	// The state of an event is asked for over and over, and is no failure.
 	event, err := r.drv.NewEvent()
 	r.must(err)
@@ -152,7 +152,7 @@ func TestThreads_AreBoundByEachCall(t *testing.T) {
 					return
 				}
 				_, err1 := r.drv.Engines()[0].CopyRects(s, []device.Rect{{Dst: dst, Src: src, Width: 64, Rows: 1, Slices: 1}})
-				if err := errors.Join(err1, r.drv.SyncStream(s), r.drv.Free(dst)); err != nil {
+				if err := errors.Join(err1, r.sync(s), r.drv.Free(dst)); err != nil {
 					t.Error(err)
 				}
 			})

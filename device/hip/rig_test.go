@@ -80,6 +80,15 @@ func (r *rig) stream() device.StreamHandle {
 	return s
 }
 
+// sync waits for a stream.
+func (r *rig) sync(s device.StreamHandle) error {
+	drained, err := r.drv.SyncStream(s)
+	if drained == (err != nil) {
+		r.Errorf("drained: %v, with %v", drained, err)
+	}
+	return err
+}
+
 func (r *rig) want(what string, addr uintptr, want []byte) {
 	r.Helper()
 	if got := r.fake.Peek(addr, len(want)); !bytes.Equal(got, want) {

@@ -105,7 +105,7 @@ func TestSharing_WithAnotherProcess(t *testing.T) {
 		dst := r.memory(shareBytes, 'd')
 		_, err = r.drv.Engines()[0].CopyRects(s, []device.Rect{{Dst: dst, Src: m.Addr, Width: shareBytes, Rows: 1, Slices: 1}})
 		r.must(err)
-		r.must(r.drv.SyncStream(s))
+		r.must(r.sync(s))
 		r.want("memory of the other process", dst, pattern(shareBytes, 'x'))
 		r.must(errors.Join(e.Close(), m.Close(), again.Close()))
 		r.must(in.Close())

@@ -164,8 +164,13 @@ func (x Driver[S, E]) NewStreamOf(priority int) (S, error) {
 // CloseStream destroys a stream, whose work still runs.
 func (x Driver[S, E]) CloseStream(s S) error { return x.d.Do(abi.StreamDestroy, uintptr(s)) }
 
-// SyncStream waits for a stream.
-func (x Driver[S, E]) SyncStream(s S) error { return x.d.Do(abi.StreamSync, uintptr(s)) }
+// SyncStream waits for a stream, and reports whether it has drained. An error says
+// nothing of that: work that fails fails the whole device, and every other code is of
+// the call.
+func (x Driver[S, E]) SyncStream(s S) (drained bool, err error) {
+	err = x.d.Do(abi.StreamSync, uintptr(s))
+	return err == nil, err
+}
 
 // NewEvent makes an event.
 func (x Driver[S, E]) NewEvent() (E, error) {

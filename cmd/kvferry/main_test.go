@@ -128,6 +128,7 @@ func TestReport_SaysOfAnInterruptionNoMore(t *testing.T) {
 		{stopped, "kvferry: error: interrupted\n"},
 		{errors.Join(stopped, fault.New(fault.Device, "cuda:0", "gone").Hint("wait")), "kvferry: error: interrupted\n"},
 		{wrong, "kvferry: error: page 3: bad\nkvferry: hint: look\n"},
+		{fault.New(fault.NotFound, "a\x1b[31mb\r", "gone"), `kvferry: error: a\x1b[31mb\x0d: gone` + "\n"},
 		{errors.Join(wrong, stopped), "kvferry: error: page 3: bad\nrequest 3: context canceled\nkvferry: hint: look\n"},
 	} {
 		var b bytes.Buffer

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/signal"
 	"strings"
+	"unicode"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -39,10 +40,28 @@ func report(stderr io.Writer, err error) {
 		_, _ = fmt.Fprintln(stderr, "kvferry: error: interrupted")
 		return
 	}
-	_, _ = fmt.Fprintf(stderr, "kvferry: error: %v\n", err)
+	_, _ = fmt.Fprintf(stderr, "kvferry: error: %s\n", printable(err.Error()))
 	if hint := fault.RemedyOf(err); hint != "" {
-		_, _ = fmt.Fprintf(stderr, "kvferry: hint: %s\n", hint)
+		_, _ = fmt.Fprintf(stderr, "kvferry: hint: %s\n", printable(hint))
 	}
+}
+
+// printable writes the control characters of s out, which may hold the name of a file,
+// so that no terminal obeys them. Errors that were joined have a line each.
+func printable(s string) string {
+	control := func(r rune) bool { return unicode.IsControl(r) && r != '\n' }
+	if !strings.ContainsFunc(s, control) {
+		return s
+	}
+	var b strings.Builder
+	for _, r := range s {
+		if control(r) {
+			fmt.Fprintf(&b, "\\x%02x", r)
+			continue
+		}
+		b.WriteRune(r)
+	}
+	return b.String()
 }
 
 func newRoot() *cobra.Command {

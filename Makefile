@@ -67,8 +67,9 @@ gpucheck: ## build bin/gpucheck: files that check a machine with a GPU, and need
 readme: ## run the README's first command and put its output into the README
 	GO="$(GO)" tools/readme
 
-clean: ## remove what was built
+clean: ## remove what was built, and the fake drivers that tests have compiled
 	rm -rf bin
+	rm -rf "$${XDG_CACHE_HOME:-$$HOME/.cache}/kvferry-fakedriver"
 
 compiler:
 	@cc=$$($(GO) env CC) && command -v $$cc >/dev/null || \

@@ -10,8 +10,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 //go:embed csrc
@@ -41,7 +43,7 @@ func missing(tb testing.TB, what string) {
 
 // compiled returns the library of these files for a version, which is built once for
 // all processes that test the same sources with the same compiler.
-func compiled(tb testing.TB, files []string, version int) string {
+func compiled(tb testing.TB, files []string, version int) (text []byte) {
 	tb.Helper()
 	compiler := os.Getenv("CC")
 	if compiler == "" {
@@ -62,8 +64,10 @@ func compiled(tb testing.TB, files []string, version int) string {
 	}
 	dir := filepath.Join(cache, "kvferry-fakedriver")
 	library := filepath.Join(dir, name+".so")
-	if _, err := os.Stat(library); err == nil {
-		return library
+	if text, err := os.ReadFile(library); err == nil {
+		now := time.Now()
+		_ = os.Chtimes(library, now, now) // its last use: who sweeps may have been faster
+		return text
 	}
 	work := tb.TempDir()
 	c, err := fs.Sub(sources, "csrc")
@@ -78,22 +82,58 @@ func compiled(tb testing.TB, files []string, version int) string {
 	if said, err := cmd.CombinedOutput(); err != nil {
 		tb.Fatalf("%s: %v\n%s", cmd, err, said)
 	}
-	publish(tb, out, library)
-	return library
+	text, err = os.ReadFile(out)
+	check(tb, err)
+	publish(tb, text, library)
+	sweep(dir, time.Now())
+	return text
 }
 
 // publish puts a library into the cache, where who looks for it finds all of it, or none.
-func publish(tb testing.TB, out, library string) {
+func publish(tb testing.TB, text []byte, library string) {
 	tb.Helper()
 	check(tb, os.MkdirAll(filepath.Dir(library), 0o700))
-	text, err := os.ReadFile(out)
-	check(tb, err)
 	f, err := os.CreateTemp(filepath.Dir(library), "new-")
 	check(tb, err)
 	_, err = f.Write(text)
 	check(tb, err)
 	check(tb, f.Close())
 	check(tb, os.Rename(f.Name(), library))
+}
+
+// The cache keeps so many libraries, for so long after their last use. One state of the
+// sources is a dozen.
+const (
+	cacheMost = 48
+	cacheTime = 24 * time.Hour
+)
+
+// sweep removes from the cache what nobody uses any more, and what processes that were
+// killed have left. Who misses a library builds it again.
+func sweep(dir string, now time.Time) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return // the next who builds tries again
+	}
+	used := map[string]time.Time{}
+	var libraries []string // the latest use first
+	for _, e := range entries {
+		info, err := e.Info()
+		if err != nil {
+			continue // somebody else's sweep
+		}
+		path := filepath.Join(dir, e.Name())
+		if now.Sub(info.ModTime()) > cacheTime {
+			_ = os.RemoveAll(path)
+		} else if strings.HasSuffix(e.Name(), ".so") {
+			used[path] = info.ModTime()
+			libraries = append(libraries, path)
+		}
+	}
+	slices.SortFunc(libraries, func(a, b string) int { return used[b].Compare(used[a]) })
+	for _, path := range libraries[min(cacheMost, len(libraries)):] {
+		_ = os.Remove(path)
+	}
 }
 
 // digest names what is built from files, and how.
@@ -118,12 +158,10 @@ func digest(tb testing.TB, compiler string, args, files []string) string {
 
 // install puts a copy of a library into dir: the loader knows libraries by their files,
 // so that each copy has variables of its own.
-func install(tb testing.TB, library, dir, name string) string {
+func install(tb testing.TB, library []byte, dir, name string) string {
 	tb.Helper()
-	text, err := os.ReadFile(library)
-	check(tb, err)
 	path := filepath.Join(dir, name)
-	check(tb, os.WriteFile(path, text, 0o700))
+	check(tb, os.WriteFile(path, library, 0o700))
 	return path
 }
 

@@ -58,6 +58,40 @@
 // the code, those that free things too, which are gone all the same. [Fake.Lose] does it at
 // once. Settings: memory, register_limit, register_code, attributes.
 //
+// # Settings
+//
+// [Fake.Set], Options.Settings and the environment of a process, where delay_us is called
+// FAKE_DELAY_US, know these, here with what they are unless set:
+//
+//	mode=random              when streams run: random, eager, lazy
+//	seed=1                   of all that is random
+//	delay_us=100             the middle of the delays of random mode
+//	patience_ms=20           after so long a lazy stream moves unasked
+//	devices=2                how many there are, up to 16
+//	visible=0,1              which of them the ordinals stand for, as CUDA_VISIBLE_DEVICES has it
+//	memory=8589934592        bytes of a device
+//	attributes=              of all devices: 40=1,116=0 sets two, by their numbers in the ABI
+//	scribble=1               0xDB over a destination before its copy
+//	protect=0                no access to host pages that a copy owns: see Options.Protect
+//	pageable=0               1 allows copies of pageable memory: see Options.AllowPageable
+//	checks=1                 0 does not look for overlaps in batches and boxes, which takes long
+//	free_waits=1             0: freeing waits for the memory's own copies only
+//	expire_us=0              a thread's context is void after so long without a call; 0: never
+//	register_limit=2^39      bytes of one registration (a number)
+//	register_code=0          what every registration returns
+//	fail=                    cuMemAlloc_v2:2:700,… makes the 2nd call from now on return 700
+//	log=                     a file that gets each violation as a line, such as /dev/stderr
+//	state=                   a file with the counts, which outlives the process
+//
+// # By hand
+//
+// The libraries also work outside of tests, for a look at what the command does on a GPU:
+//
+//	go test ./internal/fakedriver -run TestKeep -keep /tmp/fakes
+//	export KVFERRY_CUDA_LIBRARY=/tmp/fakes/libfakecuda.so KVFERRY_CUDART_LIBRARY=/tmp/fakes/libfakecudart.so
+//	export KVFERRY_HIP_LIBRARY=/tmp/fakes/libfakehip.so FAKE_LOG=/dev/stderr
+//	kvferry replay --device cuda:0
+//
 // # Processes
 //
 // [Build] makes the files for processes that a test starts, and [Env] the environment with
@@ -66,6 +100,8 @@
 //
 // # Traps
 //
+//   - Compiled libraries lie in the user's cache folder (kvferry-fakedriver) for a day after
+//     their last use; make clean removes them.
 //   - Each Load is a library of its own, since the loader tells them apart by their files,
 //     and stays loaded until the process ends.
 //   - Violations are texts for people. Test that there is one, by a part of it: [Fake.Expect].

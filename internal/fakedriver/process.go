@@ -14,7 +14,11 @@ import (
 // runtime finds the driver beside itself.
 func Build(tb testing.TB, o Options) (driver, runtime string) {
 	tb.Helper()
-	dir := tb.TempDir()
+	return buildIn(tb, o, tb.TempDir())
+}
+
+func buildIn(tb testing.TB, o Options, dir string) (driver, runtime string) {
+	tb.Helper()
 	if o.Vendor == HIP {
 		return install(tb, compiled(tb, hipFiles, o.version()), dir, o.name("libfakehip.so", "libamdhip64.so.7")), ""
 	}

@@ -39,6 +39,7 @@ type maker struct {
 	ready   bool     // its library can be started and change nothing
 	asked   bool     // the user has named its library, or one of its copiers
 	flag    string   // by which its library was named; "" when it was not
+	force   string   // the copier that its devices must use; "" when they may choose
 	list    func() (int, error)
 	open    func(i int) (*device.Accelerator, error)
 	remedy  string // where an error has none
@@ -86,7 +87,7 @@ func answer(ctx context.Context, v maker, limit time.Duration, look func(context
 		case <-time.After(time.Second):
 		}
 		return []Section{{Title: v.name, Findings: []Finding{
-			red("library", readLog, "no answer in %v: the driver hangs", limit.Round(time.Second)),
+			red("library", readLog, "no answer in %s: the driver hangs", seconds(limit)),
 		}}}
 	}
 }
@@ -116,7 +117,7 @@ func host(ctx context.Context, h *device.Host, o Options) Section {
 	}
 	defer free(a, b)
 	took := time.Since(began)
-	add(green("pool", "%s filled in %v, OS pages of %s", size(2*o.PoolBytes), took.Round(time.Millisecond), size(int64(a.OSPageBytes()))))
+	add(green("pool", "%s filled in %s, OS pages of %s", size(2*o.PoolBytes), seconds(took), size(int64(a.OSPageBytes()))))
 	ways, end, err := between(h, a, b, [3]string{"one thread", "", "two threads"})
 	if err == nil {
 		ways = []way{ways[0], ways[2]}
@@ -257,11 +258,7 @@ func (v maker) section(ctx context.Context, m *Machine, h *device.Host, o Option
 	for _, f := range libraries(a, o) {
 		add(f)
 	}
-	force := o.Copier
-	if force != portable && !slices.Contains(v.copiers, force) {
-		force = "" // another vendor's
-	}
-	for _, f := range chosen(ctx, a, h, force) {
+	for _, f := range chosen(ctx, a, h, v.force) {
 		add(f)
 	}
 	add(m.exports(at))
@@ -272,12 +269,12 @@ func (v maker) section(ctx context.Context, m *Machine, h *device.Host, o Option
 	began := time.Now()
 	onHost, err := a.AllocHost(h, o.PoolBytes, o.PoolBytes)
 	if err != nil {
-		add(trouble(ctx, a, yellow("pinning", "see locking above; without it copies block, and are slow", "%s: %v", size(o.PoolBytes), err), err))
+		add(trouble(ctx, a, m.noPin(err), err))
 		return s
 	}
 	ends = append(ends, onHost.Free)
 	took := time.Since(began)
-	add(green("pinning", "%s in %v, %v a GiB", size(o.PoolBytes), took.Round(time.Millisecond), (took * time.Duration((1<<30)/o.PoolBytes)).Round(time.Millisecond)))
+	add(green("pinning", "%s in %s, %s a GiB", size(o.PoolBytes), seconds(took), seconds(took*time.Duration((1<<30)/o.PoolBytes))))
 	onDevice, err := a.Alloc(o.PoolBytes)
 	if err != nil {
 		add(trouble(ctx, a, yellow("memory", freeDevice, "%s: %v", size(o.PoolBytes), err), err))
@@ -296,6 +293,22 @@ func (v maker) section(ctx context.Context, m *Machine, h *device.Host, o Option
 	}
 	add(link(s.Rates, m.linkOf(at.PCI)))
 	return s
+}
+
+// noPin says why memory was not pinned. Nothing of the kernel's says what limits a driver:
+// a limit on locking is what mostly does, where there is one.
+func (m *Machine) noPin(err error) Finding {
+	remedy := "no limit of this machine is in the way: look for what keeps the driver from it, such as confidential computing or a sandbox, and into the kernel's log (dmesg)"
+	driver, ok := errors.AsType[*device.DriverError](err)
+	switch {
+	case !ok: // there was nothing to pin
+		remedy = limitRemedy(err, freeMemory)
+	case m.lock().Level != Green:
+		remedy = "see locking above"
+	case driver.Class == device.Retry || errors.Is(err, fault.Memory):
+		remedy = freeMemory + "; if there is enough, the kernel's log (dmesg) says what the driver ran into"
+	}
+	return yellow("pinning", remedy, "%v: copies block, and are slow", err)
 }
 
 // wrong is red for err, with the remedy that it knows or else this one.
@@ -339,11 +352,22 @@ func libraries(a *device.Accelerator, o Options) (found []Finding) {
 	for _, e := range lacks.Missing() {
 		f := green(e.Name, "not used: %v", e.Err)
 		if asked[e.Name] != "" || o.Copier == e.Name { // the user wants this very one
-			f.Level, f.Remedy, f.kind = Red, "name a library that can be opened here, or none", fault.KindOf(e.Err)
+			f.Level, f.Remedy, f.kind = Red, missingRemedy(e.Err), fault.KindOf(e.Err)
 		}
 		found = append(found, f)
 	}
 	return found
+}
+
+// missingRemedy is the remedy for a library that could not be used.
+func missingRemedy(err error) string {
+	if hint := fault.RemedyOf(err); hint != "" {
+		return hint
+	}
+	if errors.Is(err, fault.Device) { // it can be opened, and is at odds with the driver
+		return "name a runtime that finds this very driver and is no newer than it: it looks for libcuda.so.1 by itself; or none"
+	}
+	return "name a library that can be opened here, or none"
 }
 
 // chosen says which copier is used, and why not another.
@@ -362,7 +386,7 @@ func chosen(ctx context.Context, a *device.Accelerator, h *device.Host, force st
 	case s.BatchOps > 0:
 		text += fmt.Sprintf(", batches of %d", s.BatchOps)
 	case s.NoBatches != nil && s.Copier.Name() != portable:
-		text += fmt.Sprintf(", no batches: %v", s.NoBatches)
+		text += ", no batches: " + strings.TrimPrefix(s.NoBatches.Error(), "batches: ")
 	}
 	return append(found, green("copier", "%s", text))
 }

@@ -72,6 +72,9 @@ func TestRun_LooksAtEveryDeviceOfEveryDriver(t *testing.T) {
 				want(t, found, on+"cuda", Green, f.Path())
 				want(t, found, on+"libcudart", Green, "not used: ")
 				want(t, found, on+"copier", Green, "cuda, self-test passed", batches)
+				if text := found[on+"copier"].Text; strings.Contains(text, "batches: batches") {
+					t.Error(text)
+				}
 				want(t, found, on+"sharing", Green, "by handle: yes")
 				want(t, found, on+"pinning", Green, "8 MiB in ")
 				want(t, found, on+"link", Green, "GB/s at best")
@@ -273,19 +276,57 @@ func TestRun_ForcesOnlyDevicesThatCanHaveTheCopier(t *testing.T) {
 	f := fakedriver.Load(t, fakedriver.Options{Mode: fakedriver.Eager, Devices: 1})
 	for name, text := range map[string]string{
 		portable: "portable, self-test passed", "cuda": "cuda, self-test passed", "libcudart": "libcudart, self-test passed",
-		"libamdhip64": "cuda, self-test passed",
 	} {
 		o := quick()
 		o.Libraries, o.Copier = accel.Libraries{CUDA: f.Path(), CUDART: f.Runtime()}, name
 		r, found := look(t, o)
 		want(t, found, "cuda:0 libcudart", Green, f.Runtime())
 		want(t, found, "cuda:0 copier", Green, text)
-		// Nobody made it here, so it was asked for in vain.
-		switch {
-		case name == "libamdhip64" && !ThisMachine().hasHIP():
-			want(t, found, "hip library", Red)
-		case r.Level == Red:
+		if r.Level == Red {
 			t.Errorf("%s: %v", name, r.Err())
+		}
+	}
+}
+
+// What is another vendor's is refused where there is nothing of that vendor's.
+func TestRun_RefusesACopierThatNoDeviceCanHave(t *testing.T) {
+	if ThisMachine().hasHIP() {
+		t.Skip("this machine has a driver")
+	}
+	f := fakedriver.Load(t, fakedriver.Options{Mode: fakedriver.Eager, Devices: 1})
+	o := quick()
+	o.CUDA, o.Copier = f.Path(), "libamdhip64"
+	r, found := look(t, o)
+	want(t, found, "cuda:0 copier", Red, "libamdhip64", "none of that name")
+	remedied(t, found, "cuda:0 copier", "leave --copier out")
+	if f, ok := found["hip library"]; ok {
+		t.Errorf("nobody has asked for it: %+v", f)
+	}
+	if err := r.Err(); !errors.Is(err, fault.Unsupported) && !errors.Is(err, fault.NotFound) {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestForced(t *testing.T) {
+	both := func(cuda, hip bool) []maker {
+		return []maker{{name: "cuda", copiers: []string{"cuda", "libcudart"}, ready: cuda}, {name: "hip", copiers: []string{"libamdhip64"}, ready: hip}}
+	}
+	for _, tc := range []struct {
+		copier    string
+		all       []maker
+		cuda, hip string
+		asked     bool // of HIP
+	}{
+		{"", both(true, true), "", "", false},
+		{portable, both(true, true), portable, portable, false},
+		{"libcudart", both(true, true), "libcudart", "", false},
+		{"libamdhip64", both(true, true), "", "libamdhip64", true},
+		{"libamdhip64", both(true, false), "libamdhip64", "libamdhip64", false},
+		{"libamdhip64", both(false, false), "", "libamdhip64", true},
+	} {
+		forced(tc.all, tc.copier)
+		if c, h := tc.all[0], tc.all[1]; c.force != tc.cuda || h.force != tc.hip || h.asked != tc.asked {
+			t.Errorf("%s: %+v", tc.copier, tc.all)
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"time"
 	"unicode"
 	"unicode/utf8"
 )
@@ -108,6 +109,21 @@ func writeRates(b *bytes.Buffer, rates []Rate, whole string) {
 		fmt.Fprintf(b, "%12s", fmt.Sprintf("%s %3.0f%%", figure(r.GBs), 100*r.OfWhole))
 	}
 	fmt.Fprintf(b, "\n  (%s)\n", whole)
+}
+
+// seconds writes a time as kvferry replay does: 0.31 s, 8.9 s, 125 s; short ones in
+// milliseconds.
+func seconds(d time.Duration) string {
+	switch s := d.Seconds(); {
+	case s < 0.00995:
+		return fmt.Sprintf("%.2f ms", 1000*s)
+	case s < 0.995:
+		return fmt.Sprintf("%.2f s", s)
+	case s < 99.95:
+		return fmt.Sprintf("%.1f s", s)
+	default:
+		return fmt.Sprintf("%.0f s", s)
+	}
 }
 
 // figure writes a rate with three digits.

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"strings"
 	"testing"
+	"testing/fstest"
 	"testing/synctest"
 	"time"
 
@@ -172,6 +173,54 @@ func TestRun_KnowsWhatHelps(t *testing.T) {
 			_, found := look(t, o)
 			remedied(t, found, x.finding, x.remedy)
 		})
+	}
+}
+
+// A runtime whose driver is another than the device's.
+func TestRun_KnowsThatARuntimeIsOfAnotherDriver(t *testing.T) {
+	other := fakedriver.Load(t, fakedriver.Options{Mode: fakedriver.Eager})
+	f := fakedriver.Load(t, fakedriver.Options{Mode: fakedriver.Eager, AllowViolations: true})
+	o := quick()
+	o.CUDA, o.CUDART = f.Path(), other.Runtime()
+	_, found := look(t, o)
+	want(t, found, "cuda:1 libcudart", Red, "cuda:1 for device 0")
+	remedied(t, found, "cuda:1 libcudart", "finds this very driver")
+}
+
+func TestNoPin(t *testing.T) {
+	driver := func(kind fault.Kind, class device.Class) error {
+		return fault.Wrap(kind, "pin", &device.DriverError{Call: "cuMemHostRegister_v2", Name: "CUDA_ERROR", Class: class}).Hint("raise ulimit -l")
+	}
+	free, limited := "Max locked memory  unlimited  unlimited  bytes\n", "Max locked memory  8388608  8388608  bytes\n"
+	for name, x := range map[string]struct {
+		limits string
+		err    error
+		remedy string
+	}{
+		"a limit on locking":    {limited, driver(fault.Memory, device.Retry), "see locking above"},
+		"no limit and no room":  {free, driver(fault.Memory, device.Retry), freeMemory},
+		"not for want of room":  {free, driver(fault.Unsupported, device.Failed), "confidential computing"},
+		"nothing to pin":        {free, fault.New(fault.Memory, "host memory", "2 asked for, 1 left"), freeMemory},
+		"files may not be long": {free, fault.Wrap(fault.Memory, "host memory", unix.EFBIG), "ulimit -f"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := &Machine{Root: fstest.MapFS{"proc/self/limits": {Data: []byte(x.limits)}}, Lock: func(int) error { return nil }}
+			f := m.noPin(x.err)
+			if f.Level != Yellow || strings.Contains(f.Remedy, "locking") != (x.limits == limited) {
+				t.Errorf("%+v", f)
+			}
+			remedied(t, map[string]Finding{"pinning": f}, "pinning", x.remedy)
+		})
+	}
+}
+
+func TestSeconds(t *testing.T) {
+	for d, want := range map[time.Duration]string{
+		0: "0.00 ms", 5120 * time.Microsecond: "5.12 ms", 202 * time.Millisecond: "0.20 s", 1619 * time.Millisecond: "1.6 s", 100 * time.Second: "100 s",
+	} {
+		if got := seconds(d); got != want {
+			t.Errorf("%v: %s, want %s", d, got, want)
+		}
 	}
 }
 

@@ -39,8 +39,20 @@ func makers(m *Machine, o Options) []maker {
 	if o.HIP != "" {
 		all[1].flag = "--hip-library"
 	}
-	for i := range all {
-		all[i].asked = all[i].asked || slices.Contains(all[i].copiers, o.Copier)
-	}
+	forced(all, o.Copier)
 	return all
+}
+
+// forced settles whose devices must use a copier, which is that of one vendor. Where only
+// others are, it is these that have none of that name.
+func forced(all []maker, copier string) {
+	owner := slices.IndexFunc(all, func(v maker) bool { return slices.Contains(v.copiers, copier) })
+	here := func(v maker) bool { return v.ready || v.asked }
+	if owner >= 0 && (here(all[owner]) || !slices.ContainsFunc(all, here)) {
+		all[owner].asked, all[owner].force = true, copier
+		return
+	}
+	for i := range all {
+		all[i].force = copier
+	}
 }

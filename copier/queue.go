@@ -65,7 +65,7 @@ type QueueOptions struct {
 	Copier Copier
 
 	// Engine is the engine whose batches are used. Nil: the first of the device that has
-	// batches.
+	// batches, unless [Select] has found that they must not be used.
 	Engine device.Engine
 
 	// Linear makes no batches, and one call of the driver a copy: for a driver whose
@@ -190,6 +190,7 @@ func OpenQueue(o QueueOptions) (*Queue, error) {
 		q.acc = acc
 		if q.engine == nil {
 			q.engine = batchEngine(acc.Engines())
+			q.linear = q.linear || !acc.UsesBatches()
 		}
 	}
 	if q.engine != nil && (q.acc == nil || !slices.Contains(q.acc.Engines(), q.engine)) {

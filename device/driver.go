@@ -20,9 +20,9 @@ type Driver interface {
 	Alloc(bytes int64) (addr uintptr, err error)
 	Free(addr uintptr) error
 
-	// Register pins host memory, so that copies to and from it are asynchronous; the
-	// range must share no OS page with one that is registered already. Unregister takes
-	// the address that was registered.
+	// Register pins host memory, so that copies to and from it are asynchronous. A range
+	// that shares an OS page with one that is registered already is fault.Exists, and
+	// nothing changes. Unregister takes the address that was registered.
 	Register(addr uintptr, bytes int64) error
 	Unregister(addr uintptr) error
 
@@ -197,7 +197,7 @@ type DriverError struct {
 
 func (e *DriverError) Error() string {
 	s := e.Call + ": " + e.Name
-	if e.Class != Failed {
+	if e.Class == Lost {
 		s += " (" + e.Class.String() + ")"
 	}
 	return s

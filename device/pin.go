@@ -92,7 +92,8 @@ func (a *Accelerator) hostUse(what string, m *Memory) error {
 // pages of the OS and of the cache end.
 //
 // Kinds: fault.Invalid (range, device memory, a shared OS page), fault.Exists (bytes of
-// it are pinned), fault.Closed, and what the driver says when it can't.
+// it are pinned, or an OS page that they share with other memory), fault.Closed, and what
+// the driver says when it can't.
 func (a *Accelerator) Pin(m *Memory, off, n int64) error {
 	const what = "pin host memory"
 	if err := a.hostUse(what, m); err != nil {
@@ -129,7 +130,11 @@ func (a *Accelerator) Pin(m *Memory, off, n int64) error {
 				kind = fault.Memory
 			}
 			a.blame(err)
-			return fault.Wrap(kind, what+": "+size(s.end-s.off)+" of "+size(m.size), err).
+			refused := fault.Wrap(kind, what+": "+size(s.end-s.off)+" of "+size(m.size), err)
+			if kind == fault.Exists {
+				return refused.Hint("another memory has pinned a page of the OS that these bytes lie in, or somebody else in this process has: let memories share no pages of %d bytes", os.Getpagesize())
+			}
+			return refused.
 				Hint("raise the limit of locked memory (ulimit -l, LimitMEMLOCK= of a service) or that of the cgroup, pin less, or admit slow copies with AdmitPageable")
 		}
 	}

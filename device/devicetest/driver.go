@@ -336,7 +336,8 @@ func (d *Driver) Register(addr uintptr, bytes int64) error {
 	lo, hi := uint64(addr), uint64(addr)+uint64(bytes)
 	for _, r := range d.regions {
 		if r.host && r.lo/page <= (hi-1)/page && lo/page <= (r.hi-1)/page {
-			return d.violate("Register", "[%#x, %#x) shares a page of the OS with [%#x, %#x), which is registered", lo, hi, r.lo, r.hi)
+			return fault.Wrap(fault.Exists, fmt.Sprintf("Register: [%#x, %#x) and [%#x, %#x)", lo, hi, r.lo, r.hi),
+				newError("Register", 712, "ALREADY_REGISTERED", device.Failed))
 		}
 	}
 	d.add(&region{lo: lo, hi: hi, host: true, bytes: hostBytes(lo, bytes)})

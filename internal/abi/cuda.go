@@ -42,6 +42,7 @@ const (
 const (
 	CUNotReady           = 600
 	CUPeerAlreadyEnabled = 704
+	CUAlreadyRegistered  = 712
 )
 
 // Attributes of devices.

@@ -22,14 +22,18 @@ type Device struct {
 	mu       sync.Mutex
 	events   map[uintptr]struct{} // guarded by mu; those that were not destroyed; nil when closed
 	exported map[Handle]uintptr   // guarded by mu; to the base of the memory
-	opened   map[Handle]*opening  // guarded by mu
+
+	// opening is held while the library opens and closes memory of other processes, which
+	// may take long; mu never is in a call of the library.
+	opening sync.Mutex
+	opened  map[Handle]*opened // guarded by opening
 }
 
 // OpenDevice returns the device that threads are bound to by bound.
 func OpenDevice(name string, lib *Library, handle, bound uintptr) (*Device, error) {
 	d := &Device{
 		Name: name, Lib: lib, Handle: handle, bound: bound,
-		events: map[uintptr]struct{}{}, exported: map[Handle]uintptr{}, opened: map[Handle]*opening{},
+		events: map[uintptr]struct{}{}, exported: map[Handle]uintptr{}, opened: map[Handle]*opened{},
 	}
 	if err := d.Enter(); err != nil {
 		return nil, err
@@ -139,9 +143,18 @@ func (x Driver[S, E]) Free(addr uintptr) error {
 	return x.d.Do(abi.Free, addr)
 }
 
-// Register pins host memory.
+// Register pins host memory. Kind, of pages that are pinned: fault.Exists.
 func (x Driver[S, E]) Register(addr uintptr, bytes int64) error {
-	return x.d.Do(abi.Register, addr, uintptr(bytes), abi.CUHostRegisterPortable)
+	if err := x.d.Enter(); err != nil {
+		return err
+	}
+	defer x.d.Leave()
+	r := x.d.Lib.funcs[abi.Register].Call(addr, uintptr(bytes), abi.CUHostRegisterPortable)
+	err := x.d.Lib.Check(abi.Register, r)
+	if Code(r) == abi.CUAlreadyRegistered {
+		return fault.Wrap(fault.Exists, "", err)
+	}
+	return err
 }
 
 // Unregister unpins it.
@@ -190,11 +203,14 @@ func (d *Device) newEvent(flags uintptr) (uintptr, error) {
 // destroys it.
 func (d *Device) keep(e uintptr) error {
 	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.events == nil {
+	closed := d.events == nil
+	if !closed {
+		d.events[e] = struct{}{}
+	}
+	d.mu.Unlock()
+	if closed {
 		return errors.Join(fault.New(fault.Closed, d.Name, "closed before"), d.Do(abi.EventDestroy, e))
 	}
-	d.events[e] = struct{}{}
 	return nil
 }
 

@@ -17,6 +17,7 @@ type Library struct {
 	Version int    // as it counts
 	Release string // the same, for people: "12.8"
 	File    string // where it was found
+	Visible string // what decides which devices there are, for people
 
 	// Fail makes an error of a code that a call has returned. It is called on the thread
 	// that got the code.

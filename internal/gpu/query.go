@@ -3,6 +3,7 @@ package gpu
 import (
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path"
@@ -23,7 +24,7 @@ func (l *Library) Count() (int, error) {
 func List[A any](l *Library, describe func(ordinal int) (A, error)) ([]A, error) {
 	n, err := l.Count()
 	if err != nil {
-		return nil, err
+		return nil, l.NoDevice("", err)
 	}
 	all := make([]A, n)
 	for i := range all {
@@ -99,15 +100,42 @@ func formatUUID(id [abi.UUIDBytes]byte) string {
 	return "GPU-" + strings.Join([]string{x[:8], x[8:12], x[12:16], x[16:20], x[20:]}, "-")
 }
 
-// Pick returns the ordinal of the device that which names: an ordinal, or a UUID or the
-// beginning of one, with GPU- or MIG- before it or without. Kinds: fault.NotFound,
-// fault.Invalid (more than one).
+// CheckName refuses what names no device of any machine: it must be a number from 0, or
+// a UUID or the beginning of one, with GPU- or MIG- before it or without. Kind:
+// fault.Invalid.
+func CheckName(vendor, which string) error {
+	if id := bare(which); which != "" && strings.Trim(id, "0123456789abcdef-") == "" && !strings.HasPrefix(id, "-") {
+		return nil
+	}
+	return fault.New(fault.Invalid, deviceName(vendor, which), "which of the devices? Want a number from 0, or a UUID").
+		Hint("write %s:0, or %s:GPU- and the digits of its UUID; kvferry doctor lists the devices", vendor, vendor)
+}
+
+// deviceName is the name of a device for people, who may have written anything.
+func deviceName(vendor, which string) string {
+	if which == "" || strings.ContainsFunc(which, func(r rune) bool { return r <= ' ' || r > '~' }) {
+		which = strconv.Quote(which)
+	}
+	if len(which) > 64 {
+		which = which[:60] + " ..."
+	}
+	return vendor + ":" + which
+}
+
+// Pick returns the ordinal of the device that which names, as CheckName has it. Kinds:
+// fault.NotFound, fault.Invalid (the beginning of more than one UUID).
 func (l *Library) Pick(vendor, which string) (int, error) {
-	n, err := l.Count()
-	if err != nil {
+	if err := CheckName(vendor, which); err != nil {
 		return 0, err
 	}
-	object := vendor + ":" + which
+	object := deviceName(vendor, which)
+	n, err := l.Count()
+	if err == nil && n == 0 {
+		err = fault.New(fault.NotFound, "", "this process sees no device")
+	}
+	if err != nil {
+		return 0, l.NoDevice(object, err)
+	}
 	if i, err := strconv.ParseUint(which, 10, 31); err == nil {
 		if int(i) >= n {
 			return 0, fault.New(fault.NotFound, object, "this process sees %d devices", n).
@@ -116,14 +144,15 @@ func (l *Library) Pick(vendor, which string) (int, error) {
 		return int(i), nil
 	}
 	var found []int
+	var named []string
 	var errs []error
 	for i := range n {
 		dev, err := l.Handle(i)
 		if err == nil {
 			var id string
 			id, err = l.UUID(dev)
-			if want := bare(which); want != "" && strings.HasPrefix(bare(id), want) {
-				found = append(found, i)
+			if id != "" && strings.HasPrefix(bare(id), bare(which)) {
+				found, named = append(found, i), append(named, fmt.Sprintf("%s:%d is %s", vendor, i, id))
 			}
 		}
 		errs = append(errs, err)
@@ -132,10 +161,37 @@ func (l *Library) Pick(vendor, which string) (int, error) {
 	case len(found) == 1:
 		return found[0], nil
 	case len(found) > 1:
-		return 0, fault.New(fault.Invalid, object, "devices %v have a UUID that begins so", found)
+		return 0, fault.New(fault.Invalid, object, "ambiguous: %s", strings.Join(named, ", ")).
+			Hint("write more of the UUID, or the number")
 	}
 	return 0, (&fault.Error{Kind: fault.NotFound, Object: object, Detail: "no device has that UUID", Err: errors.Join(errs...)}).
 		Hint("kvferry doctor lists the devices")
+}
+
+// NoDevice is err about object, which says with kind fault.NotFound that there is no
+// device, with what can be done about that.
+func (l *Library) NoDevice(object string, err error) error {
+	wrapped := fault.Wrap(fault.KindOf(err), object, err)
+	if errors.Is(err, fault.NotFound) {
+		return wrapped.Hint("no device is visible: check %s", l.Visible)
+	}
+	return wrapped
+}
+
+// NotOpened is the error of a library that could not be opened, with a remedy.
+func NotOpened(name string, err error) error {
+	wrapped := fault.Wrap(fault.KindOf(err), name, err)
+	if fault.RemedyOf(err) == "" {
+		return wrapped.Hint("install what has %s, or give its path", name)
+	}
+	return wrapped
+}
+
+// NotOne is the error of a file that was opened as a library of a vendor, and lacks a
+// function.
+func NotOne(name, file, function, what string) error {
+	return fault.New(fault.Unsupported, name, "%s has no function %s: it is no %s", file, function, what).
+		Hint("name the file of %s, or none: then it is looked for", name)
 }
 
 // bare is a UUID as it is compared.

@@ -20,11 +20,11 @@ type Export struct {
 	Bytes  int64 // of the allocation
 }
 
-// opening is memory of another process, opened once however often it was asked for.
-type opening struct {
+// opened is memory of another process, opened once however often it was asked for.
+type opened struct {
 	addr  uintptr
 	bytes int64
-	refs  int // guarded by the device's mu
+	refs  int // guarded by the device's opening
 }
 
 // Sharing are the operations on memory and events that processes share. E is the type
@@ -75,9 +75,9 @@ func (d *Device) forget(base uintptr) {
 // own), fault.Device (the handle names nothing any more).
 func (x Sharing[E]) OpenMemory(h Handle) (*Opened, error) {
 	d := x.d
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if _, own := d.exported[h]; own {
+	d.opening.Lock()
+	defer d.opening.Unlock()
+	if d.own(h) {
 		return nil, fault.New(fault.Invalid, d.Name, "the memory to be opened is this process's own").Hint("use its address")
 	}
 	o := d.opened[h]
@@ -86,11 +86,19 @@ func (x Sharing[E]) OpenMemory(h Handle) (*Opened, error) {
 		if err != nil {
 			return nil, err
 		}
-		o = &opening{addr: addr, bytes: d.size(addr)}
+		o = &opened{addr: addr, bytes: d.size(addr)}
 		d.opened[h] = o
 	}
 	o.refs++
 	return &Opened{Addr: o.addr, Bytes: o.bytes, d: d, handle: h}, nil
+}
+
+// own reports whether h names memory that this process has exported.
+func (d *Device) own(h Handle) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	_, own := d.exported[h]
+	return own
 }
 
 // size returns the size of the allocation at addr, 0 when the library does not say.
@@ -144,8 +152,8 @@ func (o *Opened) Close() error {
 	if o.closed.Swap(true) {
 		return fault.New(fault.Closed, o.d.Name, "the opened memory at %#x was closed before", o.Addr)
 	}
-	o.d.mu.Lock()
-	defer o.d.mu.Unlock()
+	o.d.opening.Lock()
+	defer o.d.opening.Unlock()
 	at := o.d.opened[o.handle]
 	if at.refs--; at.refs > 0 {
 		return nil

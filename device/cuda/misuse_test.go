@@ -59,7 +59,7 @@ func TestOpen_OfNamesThatNobodyMeant(t *testing.T) {
 		"cuda:0", "GPU-\x00", strings.Repeat("9", 1<<16), strings.Repeat("a", 1<<16), all[0].UUID + "0", "☃",
 	} {
 		acc, err := cuda.Open(which, cuda.Options{Library: f.Path(), Runtime: f.Runtime()})
-		if !errors.Is(err, fault.NotFound) {
+		if !errors.Is(err, fault.NotFound) && !errors.Is(err, fault.Invalid) || len(err.Error()) > 1000 {
 			t.Errorf("%.40q: %v, %v", which, acc, err)
 		}
 	}

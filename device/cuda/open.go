@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"strings"
 
 	"github.com/kvferry/kvferry/device"
 	"github.com/kvferry/kvferry/fault"
@@ -54,9 +55,12 @@ func List(o Options) ([]device.Attributes, error) {
 // Open opens the device that which names: its ordinal in this process, or its UUID or
 // the beginning of it.
 //
-// Kinds: fault.NotFound (no driver, no such device), fault.Invalid (a UUID that could be
-// of more than one), fault.Unsupported (a driver too old), fault.Device, fault.Memory.
+// Kinds: fault.NotFound (no driver, no such device), fault.Invalid (what names no device, or
+// could be more than one), fault.Unsupported (a driver too old), fault.Device, fault.Memory.
 func Open(which string, o Options) (*device.Accelerator, error) {
+	if err := gpu.CheckName("cuda", which); err != nil {
+		return nil, err
+	}
 	lib, err := load(o)
 	if err != nil {
 		return nil, err
@@ -124,15 +128,17 @@ func load(o Options) (*gpu.Library, error) {
 	if o.Library == "" {
 		names = []string{"libcuda.so.1", "/usr/local/cuda/compat/libcuda.so.1", "/usr/lib/wsl/lib/libcuda.so.1"}
 		if dl.Enabled && !driverLoaded(o.Root) {
-			return nil, fault.New(fault.NotFound, "libcuda", "this machine has no driver of NVIDIA's: none of %v exists", driverFiles()).
+			files := driverFiles()
+			return nil, fault.New(fault.NotFound, "libcuda", "this machine has no driver of NVIDIA's: there is no %s and no %s",
+				strings.Join(files[:len(files)-1], ", no "), files[len(files)-1]).
 				Hint("install the driver and, in a container, let its devices in; or name the library")
 		}
 	}
 	opened, err := dl.Open(names...)
 	if err != nil {
-		return nil, fault.Wrap(fault.KindOf(err), "libcuda", err)
+		return nil, gpu.NotOpened("libcuda", err)
 	}
-	lib := &gpu.Library{Name: "libcuda"}
+	lib := &gpu.Library{Name: "libcuda", Visible: "CUDA_VISIBLE_DEVICES, and that there is a /dev/nvidia0"}
 	lib.Fail = func(c abi.Call, code int) error { return driverError(lib, c, code) }
 	find, err := resolver(lib, opened)
 	if err != nil {
@@ -147,7 +153,7 @@ func load(o Options) (*gpu.Library, error) {
 	}
 	if err := lib.Call(abi.Init, 0); err != nil {
 		lib.Blocks.Close()
-		return nil, fault.Wrap(fault.KindOf(err), "libcuda", err)
+		return nil, lib.NoDevice("libcuda", err)
 	}
 	return lib, nil
 }

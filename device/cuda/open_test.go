@@ -84,8 +84,8 @@ func TestOpen_FindsDevicesByUUID(t *testing.T) {
 		}
 	}
 	for which, kind := range map[string]fault.Kind{
-		"": fault.NotFound, "GPU-": fault.NotFound, "x": fault.NotFound, "GPU-zz": fault.NotFound, id + "0": fault.NotFound,
-		"3": fault.NotFound, "-1": fault.NotFound, "99999999999": fault.NotFound,
+		"": fault.Invalid, "GPU-": fault.Invalid, "x": fault.Invalid, "GPU-zz": fault.Invalid, id + "0": fault.NotFound,
+		"3": fault.NotFound, "-1": fault.Invalid, "99999999999": fault.NotFound,
 	} {
 		if _, err := cuda.Open(which, cuda.Options{Library: f.Path()}); !errors.Is(err, kind) {
 			t.Errorf("%q: got %v, want kind %v", which, err, kind)
@@ -116,6 +116,37 @@ func TestOpen_RefusesAUUIDOfSeveral(t *testing.T) {
 		}
 	}
 	t.Error("no two UUIDs of the fake begin with one letter")
+}
+
+// What names no device is said before a library is opened, and what names several says
+// which.
+func TestOpen_SaysWhatANameIsNot(t *testing.T) {
+	f := fakedriver.Load(t, fakedriver.Options{})
+	all, err := cuda.List(cuda.Options{Library: f.Path()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		which, library string
+		kind           fault.Kind
+		says           []string
+	}{
+		{"x", "/nonexistent", fault.Invalid, []string{"cuda:x: ", "a number from 0, or a UUID"}},
+		{"-1", "/nonexistent", fault.Invalid, []string{"cuda:-1: ", "a number from 0, or a UUID"}},
+		{"GPU-", f.Path(), fault.Invalid, []string{"ambiguous", "cuda:0 is " + all[0].UUID, "cuda:1 is " + all[1].UUID}},
+		{"0", "/nonexistent", fault.NotFound, []string{"libcuda: /nonexistent: cannot open"}},
+	} {
+		_, err := cuda.Open(test.which, cuda.Options{Library: test.library})
+		if !errors.Is(err, test.kind) || fault.RemedyOf(err) == "" {
+			t.Errorf("%s: %v (%s)", test.which, err, fault.RemedyOf(err))
+			continue
+		}
+		for _, text := range test.says {
+			if !strings.Contains(err.Error(), text) {
+				t.Errorf("%s: %v does not say %q", test.which, err, text)
+			}
+		}
+	}
 }
 
 func TestOpen_SaysWhatIsWrongWithTheLibrary(t *testing.T) {
@@ -216,8 +247,12 @@ func TestOpen_NeedsAddressesThatSayWhereTheyPoint(t *testing.T) {
 
 func TestOpen_NoDevices(t *testing.T) {
 	f := fakedriver.Load(t, fakedriver.Options{Devices: -1})
-	if _, err := cuda.List(cuda.Options{Library: f.Path()}); !errors.Is(err, fault.NotFound) || !strings.Contains(err.Error(), "CUDA_ERROR_NO_DEVICE") {
-		t.Errorf("got %v", err)
+	if _, err := cuda.List(cuda.Options{Library: f.Path()}); !errors.Is(err, fault.NotFound) || !strings.Contains(err.Error(), "CUDA_ERROR_NO_DEVICE") ||
+		!strings.Contains(fault.RemedyOf(err), "CUDA_VISIBLE_DEVICES") {
+		t.Errorf("got %v (%s)", err, fault.RemedyOf(err))
+	}
+	if _, err := cuda.Open("0", cuda.Options{Library: f.Path()}); !errors.Is(err, fault.NotFound) || !strings.Contains(fault.RemedyOf(err), "/dev/nvidia0") {
+		t.Errorf("open: %v (%s)", err, fault.RemedyOf(err))
 	}
 }
 

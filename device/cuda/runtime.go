@@ -68,7 +68,7 @@ func loadRuntime(dev *gpu.Device, name string) (_ *gpu.Library, err error) {
 	}
 	version := opened.Find("cudaRuntimeGetVersion")
 	if version == 0 {
-		return nil, fault.New(fault.Unsupported, name, "has no function cudaRuntimeGetVersion: it is no CUDA runtime")
+		return nil, gpu.NotOne(runtimeName, name, "cudaRuntimeGetVersion", "CUDA runtime")
 	}
 	lib := &gpu.Library{Name: runtimeName, File: version.File()}
 	lib.Fail = func(c abi.Call, code int) error { return runtimeError(lib, c, code) }

@@ -14,7 +14,7 @@ import (
 func resolver(lib *gpu.Library, opened *dl.Library) (func(abi.Call) dl.Func, error) {
 	version := opened.Find("cuDriverGetVersion")
 	if version == 0 {
-		return nil, fault.New(fault.Unsupported, "libcuda", "what was opened has no function cuDriverGetVersion: it is no driver of NVIDIA's")
+		return nil, gpu.NotOne("libcuda", opened.Name(), "cuDriverGetVersion", "driver of NVIDIA's")
 	}
 	lib.File = version.File()
 	b, err := dl.NewBlock(1)

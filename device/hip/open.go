@@ -48,10 +48,13 @@ func List(o Options) ([]device.Attributes, error) {
 // Open opens the device that which names: its ordinal in this process, or its UUID or
 // the beginning of it.
 //
-// Kinds: fault.NotFound (no library, no such device), fault.Invalid (a UUID that could be
-// of more than one), fault.Unsupported (no library that is known here), fault.Device,
+// Kinds: fault.NotFound (no library, no such device), fault.Invalid (what names no device, or
+// could be more than one), fault.Unsupported (no library that is known here), fault.Device,
 // fault.Memory.
 func Open(which string, o Options) (*device.Accelerator, error) {
+	if err := gpu.CheckName("hip", which); err != nil {
+		return nil, err
+	}
 	lib, err := load(o)
 	if err != nil {
 		return nil, err
@@ -119,9 +122,9 @@ func load(o Options) (*gpu.Library, error) {
 	}
 	opened, err := dl.Open(names...)
 	if err != nil {
-		return nil, fault.Wrap(fault.KindOf(err), libraryName, err)
+		return nil, gpu.NotOpened(libraryName, err)
 	}
-	lib := &gpu.Library{Name: libraryName}
+	lib := &gpu.Library{Name: libraryName, Visible: "HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES, and that this user may open /dev/kfd"}
 	lib.Fail = func(c abi.Call, code int) error { return hipError(lib, c, code) }
 	if err := askVersion(lib, opened); err != nil {
 		return nil, err
@@ -136,7 +139,7 @@ func load(o Options) (*gpu.Library, error) {
 	if err == nil {
 		lib.Clear = func() { lib.Func(abi.HipGetLastError).Call() }
 		if err = lib.Call(abi.Init, 0); err != nil {
-			err = fault.Wrap(fault.KindOf(err), libraryName, err)
+			err = lib.NoDevice(libraryName, err)
 		}
 	}
 	if err != nil {
@@ -150,7 +153,7 @@ func load(o Options) (*gpu.Library, error) {
 func askVersion(lib *gpu.Library, opened *dl.Library) error {
 	version := opened.Find("hipRuntimeGetVersion")
 	if version == 0 {
-		return fault.New(fault.Unsupported, libraryName, "what was opened has no function hipRuntimeGetVersion: it is no runtime of AMD's")
+		return gpu.NotOne(libraryName, opened.Name(), "hipRuntimeGetVersion", "runtime of AMD's")
 	}
 	lib.File = version.File()
 	b, err := dl.NewBlock(1)

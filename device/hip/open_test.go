@@ -89,7 +89,8 @@ func TestOpen_SaysWhatIsWrong(t *testing.T) {
 		"another one":       {"0", "libc.so.6", 0, fault.Unsupported, "hipRuntimeGetVersion"},
 		"no device":         {"0", none.Path(), 0, fault.NotFound, "NoDevice"},
 		"no such device":    {"2", some.Path(), 0, fault.NotFound, "hip:2: this process sees 2 devices"},
-		"no such UUID":      {"GPU-zz", some.Path(), 0, fault.NotFound, "hip:GPU-zz"},
+		"no such UUID":      {"GPU-0bad0bad0", some.Path(), 0, fault.NotFound, "hip:GPU-0bad0bad0: no device has that UUID"},
+		"no UUID":           {"x", "/nonexistent/libamdhip64.so", 0, fault.Invalid, "hip:x: which of the devices?"},
 		"batches too large": {"0", some.Path(), 8193, fault.Invalid, "8192"},
 	} {
 		_, err := hip.Open(test.which, hip.Options{Library: test.library, Batch: test.batch})

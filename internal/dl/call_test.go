@@ -301,6 +301,21 @@ func TestOpen_SaysWhatIsWrongWithEach(t *testing.T) {
 	}
 }
 
+// The loader does not look for a name without a slash where the user is.
+func TestOpen_SaysThatTheFileIsHere(t *testing.T) {
+	t.Chdir(filepath.Dir(libraryFile(t, nil)))
+	here := filepath.Base(libraryFile(t, nil))
+	if _, err := Open(here); !errors.Is(err, fault.NotFound) || !strings.Contains(fault.RemedyOf(err), "write ./"+here) || strings.Count(err.Error(), here) != 1 {
+		t.Errorf("%v (%s)", err, fault.RemedyOf(err))
+	}
+	if _, err := Open("./" + here); err != nil {
+		t.Error(err)
+	}
+	if _, err := Open("libnone-of-kvferry.so"); err == nil || fault.RemedyOf(err) != "" {
+		t.Errorf("of a file that is not there: %v (%s)", err, fault.RemedyOf(err))
+	}
+}
+
 func TestOpen_ErrorsStayWithTheirGoroutine(t *testing.T) {
 	var wg sync.WaitGroup
 	for g := range 8 {

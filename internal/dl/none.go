@@ -14,7 +14,7 @@ type Library struct{ name string }
 func Open(names ...string) (*Library, error) {
 	what := "library"
 	if len(names) > 0 {
-		what += " " + names[0]
+		what = names[0]
 	}
 	return nil, fault.New(fault.Unsupported, what, "this build opens no libraries").Hint("build without -tags nogpu, on amd64 or arm64")
 }

@@ -6,6 +6,7 @@ import (
 	"debug/elf"
 	"errors"
 	"fmt"
+	"os"
 	"runtime"
 	"strings"
 
@@ -25,7 +26,7 @@ type Library struct {
 
 // Open opens the first of names that can be opened: file names as the loader of
 // libraries searches them (ld.so.cache, LD_LIBRARY_PATH), or paths. Kind:
-// fault.NotFound, with what was wrong with each.
+// fault.NotFound, with what was wrong with each; every text begins with a name.
 func Open(names ...string) (*Library, error) {
 	if len(names) == 0 {
 		return nil, fault.New(fault.NotFound, "library", "no name to open one by")
@@ -40,14 +41,20 @@ func Open(names ...string) (*Library, error) {
 		}
 		tried = append(tried, errors.New(reason(name, err)))
 	}
-	return nil, fault.Wrap(fault.NotFound, "library", errors.Join(tried...))
+	err := fault.Wrap(fault.NotFound, "", errors.Join(tried...))
+	for _, name := range names {
+		if _, found := os.Stat(name); found == nil && !strings.Contains(name, "/") {
+			err = err.Hint("a name without a / is one that the loader looks up; for the file in this folder write ./%s", name)
+		}
+	}
+	return nil, err
 }
 
 // reason is what the loader says of name, which it mostly says itself. Of a file for
 // another machine it says that there is none.
 func reason(name string, err error) string {
 	s := err.Error()
-	if !strings.Contains(s, name) {
+	if !strings.HasPrefix(s, name) {
 		s = fmt.Sprintf("%s: %s", name, s)
 	}
 	if f, err := elf.Open(name); err == nil {

@@ -11,9 +11,11 @@
 //     loader finds. It may be missing, and [Driver.Missing] says why.
 //
 // What other processes and other devices have to do with is on the [Driver], which the
-// accelerator's Driver method returns: ExportMemory, OpenMemory, NewSharedEvent and
-// OpenEvent (by handles of 64 bytes), AllocShared and ImportShared (by descriptors),
-// CanAccessPeer and EnablePeer, and Pointer.
+// accelerator's Driver method returns as a device.Driver, to be asserted to *cuda.Driver:
+// [Driver.ExportMemory], [Driver.OpenMemory], [Driver.NewSharedEvent] and
+// [Driver.OpenEvent] (by handles of 64 bytes), [Driver.AllocShared] and
+// [Driver.ImportShared] (by descriptors), [Driver.CanAccessPeer], [Driver.EnablePeer] and
+// [Driver.Pointer].
 //
 // # Traps
 //
@@ -25,5 +27,6 @@
 //     which would answer with the newest that it has.
 //   - A symbol that is not there is "found" at address 0: code, status and address are
 //     checked.
-//   - The current context is a thread's: see package internal/gpu.
+//   - The current context is a thread's. Each call is made on an OS thread that is bound
+//     to the device for as long as it runs, and leaves that device current there.
 package cuda

@@ -10,29 +10,16 @@ import (
 	"github.com/kvferry/kvferry/internal/gpu"
 )
 
-type (
-	operations = gpu.Driver[device.StreamHandle, device.EventHandle]
-	sharing    = gpu.Sharing[device.EventHandle]
-)
+type operations = gpu.Driver[device.StreamHandle, device.EventHandle]
 
-// What processes share.
-type (
-	// Handle names memory or an event to other processes of this machine.
-	Handle = gpu.Handle
-	// Export is device memory as another process opens it.
-	Export = gpu.Export
-	// Opened is memory of another process, until it is closed.
-	Opened = gpu.Opened
-	// Shared is device memory behind a descriptor, until it is closed.
-	Shared = gpu.Shared
-	// SharedEvent is an event of more than one process, until it is closed.
-	SharedEvent = gpu.SharedEvent[device.EventHandle]
-)
-
-// Driver is a device of NVIDIA's. It implements [device.Driver].
+// Driver is a device of NVIDIA's, as a [device.Driver]: its methods
+// Name, Alloc, Free, Register, Unregister, CloseStream, SyncStream, NewEvent, CloseEvent,
+// Record, Wait, EventDone and SyncEvent are documented there. What else it can do, for
+// other processes and other devices, is below. All methods may be called from any
+// goroutine, and none after Close.
 type Driver struct {
 	operations
-	sharing
+	sharing gpu.Sharing[device.EventHandle]
 	dev     *gpu.Device
 	attrs   device.Attributes
 	engines []device.Engine
@@ -92,16 +79,6 @@ func (d *Driver) Close() error {
 	d.dev.Lib.Blocks.Close()
 	return err
 }
-
-// CanAccessPeer reports whether this device can read and write the memory of other by
-// itself.
-func (d *Driver) CanAccessPeer(other *Driver) (bool, error) {
-	return d.sharing.CanAccessPeer(other.sharing)
-}
-
-// EnablePeer lets this device read and write the memory of other by itself. Calling it
-// again does nothing.
-func (d *Driver) EnablePeer(other *Driver) error { return d.sharing.EnablePeer(other.sharing) }
 
 // Pointer is what the driver knows of an address.
 type Pointer struct {

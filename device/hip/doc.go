@@ -6,9 +6,11 @@
 // ROCm 7.1. It has no boxes.
 //
 // What other processes and other devices have to do with is on the [Driver], which the
-// accelerator's Driver method returns: ExportMemory, OpenMemory, NewSharedEvent and
-// OpenEvent (by handles of 64 bytes), AllocShared and ImportShared (by descriptors), from
-// ROCm 6 on; CanAccessPeer and EnablePeer.
+// accelerator's Driver method returns as a device.Driver, to be asserted to *hip.Driver:
+// [Driver.ExportMemory], [Driver.OpenMemory], [Driver.NewSharedEvent] and
+// [Driver.OpenEvent] (by handles of 64 bytes), [Driver.AllocShared] and
+// [Driver.ImportShared] (by descriptors), from ROCm 6 on; [Driver.CanAccessPeer] and
+// [Driver.EnablePeer].
 //
 // # Traps
 //

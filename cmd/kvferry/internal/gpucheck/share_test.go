@@ -12,8 +12,10 @@ import (
 	"testing"
 
 	"github.com/kvferry/kvferry/device"
+	"github.com/kvferry/kvferry/device/cuda"
 	"github.com/kvferry/kvferry/device/devicetest"
-	"github.com/kvferry/kvferry/internal/gpu"
+	"github.com/kvferry/kvferry/device/hip"
+	"github.com/kvferry/kvferry/fault"
 )
 
 // lender is set, to a vendor, in the process that lends memory.
@@ -21,10 +23,36 @@ const lender = "KVFERRY_GPUCHECK_LENDS"
 
 const lent = 1 << 20
 
-// sharer is a driver that lends memory to other processes.
-type sharer interface {
-	ExportMemory(addr uintptr) (gpu.Export, error)
-	OpenMemory(h gpu.Handle) (*gpu.Opened, error)
+// export returns what another process opens memory of a by, and where it lies in that.
+func export(a *device.Accelerator, addr uintptr) (h [64]byte, offset int64, err error) {
+	switch d := a.Driver().(type) {
+	case *cuda.Driver:
+		e, err := d.ExportMemory(addr)
+		return e.Handle, e.Offset, err
+	case *hip.Driver:
+		e, err := d.ExportMemory(addr)
+		return e.Handle, e.Offset, err
+	}
+	return h, 0, fault.New(fault.Unsupported, a.Name(), "it lends no memory")
+}
+
+// openLent opens memory that another process has exported, for a.
+func openLent(a *device.Accelerator, h [64]byte) (addr uintptr, opened io.Closer, err error) {
+	switch d := a.Driver().(type) {
+	case *cuda.Driver:
+		o, err := d.OpenMemory(h)
+		if err != nil {
+			return 0, nil, err
+		}
+		return o.Addr, o, nil
+	case *hip.Driver:
+		o, err := d.OpenMemory(h)
+		if err != nil {
+			return 0, nil, err
+		}
+		return o.Addr, o, nil
+	}
+	return 0, nil, fault.New(fault.Unsupported, a.Name(), "it borrows no memory")
 }
 
 func pattern(who byte) []byte {
@@ -49,12 +77,12 @@ func TestLender(t *testing.T) {
 	}
 	closing(t, m.Free)
 	devicetest.Write(t, a, m, 0, pattern('x'))
-	e, err := a.Driver().(sharer).ExportMemory(m.Base())
+	h, off, err := export(a, m.Base())
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, _ = fmt.Fprintln(os.Stdout, "lent", hex.EncodeToString(e.Handle[:]), e.Offset) // or the other gives up
-	_, _ = bufio.NewReader(os.Stdin).ReadString('\n')                                 // until the other has read and written
+	_, _ = fmt.Fprintln(os.Stdout, "lent", hex.EncodeToString(h[:]), off) // or the other gives up
+	_, _ = bufio.NewReader(os.Stdin).ReadString('\n')                     // until the other has read and written
 	if !bytes.Equal(devicetest.Read(t, a, m, 0, lent), pattern('y')) {
 		t.Error("the other process's bytes are not here")
 	}
@@ -96,7 +124,7 @@ func TestReal_IPC(t *testing.T) {
 		if _, err := fmt.Sscanf(line, "lent %s %d", &text, &off); err != nil {
 			t.Fatal(err)
 		}
-		var h gpu.Handle
+		var h [64]byte
 		if _, err := hex.Decode(h[:], []byte(text)); err != nil {
 			t.Fatal(err)
 		}
@@ -110,18 +138,18 @@ func TestReal_IPC(t *testing.T) {
 }
 
 // borrow opens what was lent, reads it, and writes it.
-func borrow(t *testing.T, a *device.Accelerator, h gpu.Handle, off int64) {
+func borrow(t *testing.T, a *device.Accelerator, h [64]byte, off int64) {
 	t.Helper()
-	o, err := a.Driver().(sharer).OpenMemory(h)
+	addr, opened, err := openLent(a, h)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() {
-		if err := o.Close(); err != nil {
+		if err := opened.Close(); err != nil {
 			t.Error(err)
 		}
 	}()
-	m, err := a.Wrap(o.Addr+uintptr(off), lent)
+	m, err := a.Wrap(addr+uintptr(off), lent)
 	if err != nil {
 		t.Fatal(err)
 	}

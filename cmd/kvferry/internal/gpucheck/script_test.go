@@ -17,6 +17,8 @@ import (
 type script struct {
 	t   *testing.T
 	dir string
+
+	path bool // commands are looked for in dir first
 }
 
 // report is what the script writes.
@@ -38,7 +40,7 @@ func newScript(t *testing.T) *script {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &script{t, t.TempDir()}
+	s := &script{t: t, dir: t.TempDir()}
 	s.put("gpucheck", string(text))
 	s.stub("kvferry", `case $1 in version) echo 'kvferry "devel"';; *) echo '{"said": "'$*'"}';; esac`)
 	for _, name := range []string{"gpu.test", "kv.test", "kvferry.test"} {
@@ -56,7 +58,7 @@ func (s *script) put(name, text string) {
 	}
 }
 
-// run runs the script, which must write a document of 12 steps.
+// run runs the script, which must write a document of 13 steps.
 func (s *script) run(library string, args ...string) (r report) {
 	s.t.Helper()
 	bash, err := exec.LookPath("bash")
@@ -71,6 +73,9 @@ func (s *script) run(library string, args ...string) (r report) {
 	if library != "" {
 		cmd.Env = append(cmd.Env, "KVFERRY_CUDA_LIBRARY="+library)
 	}
+	if s.path {
+		cmd.Env = append(cmd.Env, "PATH="+s.dir+string(os.PathListSeparator)+os.Getenv("PATH"))
+	}
 	var said bytes.Buffer
 	cmd.Stderr = &said
 	out, err := cmd.Output()
@@ -83,7 +88,7 @@ func (s *script) run(library string, args ...string) (r report) {
 	if err := json.Unmarshal(out, &r); err != nil {
 		s.t.Fatalf("%v: %s\n%s", err, out, &said)
 	}
-	if r.Exit != code || len(r.Steps) != 12 {
+	if r.Exit != code || len(r.Steps) != 13 {
 		s.t.Errorf("%d steps, exit status %d, %d said", len(r.Steps), code, r.Exit)
 	}
 	return r
@@ -161,7 +166,48 @@ func TestScript_RunsNoStepThatDoesNotFit(t *testing.T) {
 			t.Errorf("%+v", x)
 		}
 	}
-	if r.Exit != 1 {
+	if r.Exit != 2 {
 		t.Errorf("exit status %d", r.Exit)
+	}
+}
+
+// A step that the end of all cuts off has not failed, unless a part of it has.
+func TestScript_CallsNoStepFailedThatHadNoTime(t *testing.T) {
+	for output, want := range map[string]struct {
+		status string
+		exit   int
+	}{
+		"--- PASS: TestA (0.00s)": {"not run", 2},
+		"--- FAIL: TestA (0.00s)": {"timed out", 1},
+	} {
+		s := newScript(t)
+		s.stub("timeout", fmt.Sprintf("echo '%s'; exit 124", output)) // every step takes too long
+		s.path = true
+		r := s.run("stub", "cuda:0", "20") // less than the limit of any step
+		for _, x := range r.Steps {
+			if x.Status != want.status || (x.Why == "") != (want.status == "timed out") {
+				t.Errorf("%+v", x)
+			}
+		}
+		if r.Exit != want.exit {
+			t.Errorf("exit status %d", r.Exit)
+		}
+		// With all the time there is it is the step's own fault.
+		if r = s.run("stub", "cuda:0"); r.Exit != 1 || r.Steps[0].Status != "timed out" {
+			t.Errorf("exit status %d: %+v", r.Exit, r.Steps[0])
+		}
+	}
+}
+
+// What shows that bytes are right does not wait for what measures.
+func TestScript_MeasuresLast(t *testing.T) {
+	var order []string
+	for _, x := range newScript(t).run("stub").Steps {
+		order = append(order, x.Step)
+	}
+	for _, last := range []string{"bench-copy", "replay-llama", "replay-long"} {
+		if at := slices.Index(order, last); at < len(order)-3 {
+			t.Errorf("%s is at %d of %v", last, at, order)
+		}
 	}
 }

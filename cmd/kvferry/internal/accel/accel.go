@@ -10,6 +10,7 @@ import (
 	"errors"
 	"log/slog"
 	"strings"
+	"time"
 
 	"github.com/kvferry/kvferry/copier"
 	"github.com/kvferry/kvferry/device"
@@ -38,6 +39,9 @@ type Options struct {
 	Libraries
 	// Copier is the name of the copier to use, "" for the one that a self-test chooses.
 	Copier string
+	// Calibrate is how long may be measured which way of copying is best for which rows.
+	// 0: not at all, the copier guesses.
+	Calibrate time.Duration
 	// Workers is how many threads the host device copies with: see device.HostOptions.
 	Workers int
 	// Logger gets what no error can carry. Nil is silent.
@@ -118,7 +122,11 @@ func Open(ctx context.Context, name string, o Options) (_ *Opened, err error) {
 		}
 		x.Device = x.Accelerator
 	}
-	if x.Selection, err = copier.Select(ctx, x.Device, copier.SelectOptions{Force: o.Copier, Host: host, Logger: o.Logger}); err != nil {
+	choice := copier.SelectOptions{Force: o.Copier, Host: host, Logger: o.Logger}
+	if o.Calibrate > 0 {
+		choice.Calibrate = &copier.CalibrateOptions{Budget: o.Calibrate}
+	}
+	if x.Selection, err = copier.Select(ctx, x.Device, choice); err != nil {
 		return nil, errors.Join(err, x.Close())
 	}
 	x.Copier = x.Selection.Copier

@@ -153,8 +153,10 @@ type Report struct {
 	Settings []Setting `json:"settings"` // what else the figures depend on
 	Sections []Section `json:"sections"` //
 	Seconds  float64   `json:"seconds"`  // that all of it took
-	Warnings []string  `json:"warnings"` //
-	legend   string    // under the text
+	// Crossovers says, of an accelerator, which way of copying was best for which rows.
+	Crossovers string   `json:"crossovers,omitempty"`
+	Warnings   []string `json:"warnings"` //
+	legend     string   // under the text
 }
 
 // Setting is a fact about the machine or the pools.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"time"
 
 	"github.com/kvferry/kvferry/cmd/kvferry/internal/accel"
 	"github.com/kvferry/kvferry/cmd/kvferry/internal/ceiling"
@@ -50,15 +51,19 @@ func Copy(ctx context.Context, o Options) (*Report, error) {
 	})
 }
 
+// calibrateFor is how long it may take to find out which way of copying is best.
+const calibrateFor = 2 * time.Second
+
 // copyDevice measures copies between an accelerator and pinned host memory, beside the
 // rate of the link between them.
 func (o Options) copyDevice(ctx context.Context, r *Report, shapes []shape) error {
 	r.legend = fmt.Sprintf("link: linear copies of %s pieces of pinned memory, the same way in the same run.", size(o.pieceBytes()))
 	return o.measured(r, func() error {
-		x, err := accel.Open(ctx, o.Device, accel.Options{Libraries: o.Libraries, Copier: o.Copier, Workers: o.Threads})
+		x, err := accel.Open(ctx, o.Device, accel.Options{Libraries: o.Libraries, Copier: o.Copier, Workers: o.Threads, Calibrate: calibrateFor})
 		if err != nil {
 			return err
 		}
+		r.Crossovers = x.Selection.Crossovers.String()
 		b, err := openLink(o, x)
 		if err == nil {
 			err = errors.Join(b.all(ctx, r, shapes), b.close())

@@ -32,6 +32,9 @@ func (r *Report) WriteText(w io.Writer) error {
 	for i := range r.Sections {
 		r.Sections[i].write(&b)
 	}
+	if r.Crossovers != "" {
+		fmt.Fprintf(&b, "\nbest way of copying, by bytes a row and rows of a rectangle; in brackets what was not measured\n%s", r.Crossovers)
+	}
 	fmt.Fprintf(&b, "\nMedians of the runs, and (least–most). A ratio is made in each run.\n%s\n", r.legend)
 	fmt.Fprintf(&b, "Took %.1f s. For machines: --json\n", r.Seconds)
 	for _, s := range r.Warnings {

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -193,11 +194,12 @@ func (v maker) sections(ctx context.Context, m *Machine, h *device.Host, o Optio
 	}
 	n, err := v.list()
 	if err != nil {
-		remedy := v.remedy
+		f := wrong("library", v.remedy, err)
 		if e := new(device.DriverError); v.flag != "" && !errors.As(err, &e) { // it is no driver that said so
-			remedy = fmt.Sprintf("name the vendor's library, by a path that has a slash in it, or leave %s out", v.flag)
+			f.Remedy = strings.TrimSuffix(cmp.Or(fault.RemedyOf(err), "name the vendor's library"), ", or none: then it is looked for") +
+				", or leave " + v.flag + " out"
 		}
-		return []Section{{Title: v.name, Findings: []Finding{wrong("library", remedy, err)}}}
+		return []Section{{Title: v.name, Findings: []Finding{f}}}
 	}
 	if n == 0 {
 		return []Section{{Title: v.name, Findings: []Finding{
@@ -258,9 +260,11 @@ func (v maker) section(ctx context.Context, m *Machine, h *device.Host, o Option
 	for _, f := range libraries(a, o) {
 		add(f)
 	}
-	for _, f := range chosen(ctx, a, h, v.force) {
+	found, crossovers := chosen(ctx, a, h, v.force, min(time.Second/2, o.Budget/time.Duration(16*n)))
+	for _, f := range found {
 		add(f)
 	}
+	s.Crossovers = crossovers
 	add(m.exports(at))
 	if ctx.Err() != nil || a.Lost() != nil {
 		return s // that was said
@@ -370,11 +374,15 @@ func missingRemedy(err error) string {
 	return "name a library that can be opened here, or none"
 }
 
-// chosen says which copier is used, and why not another.
-func chosen(ctx context.Context, a *device.Accelerator, h *device.Host, force string) (found []Finding) {
-	s, err := copier.Select(ctx, a, copier.SelectOptions{Force: force, Host: h})
+// chosen says which copier is used, and why not another, and what it copies how, as far
+// as that can be measured in this time.
+func chosen(ctx context.Context, a *device.Accelerator, h *device.Host, force string, budget time.Duration) (found []Finding, crossovers string) {
+	s, err := copier.Select(ctx, a, copier.SelectOptions{Force: force, Host: h, Calibrate: &copier.CalibrateOptions{Budget: budget}})
 	if err != nil {
-		return []Finding{noCopier(ctx, a, force, err)}
+		return []Finding{noCopier(ctx, a, force, err)}, ""
+	}
+	if n, _ := s.Crossovers.Measured(); n > 0 {
+		crossovers = s.Crossovers.String()
 	}
 	for _, r := range s.Rejected {
 		found = append(found, yellow("copier "+r.Name, sendReport, "not used: %v", r.Reason))
@@ -382,13 +390,13 @@ func chosen(ctx context.Context, a *device.Accelerator, h *device.Host, force st
 	text := s.Copier.Name() + ", self-test passed"
 	switch {
 	case s.Copier.Name() == portable && force == "":
-		return append(found, yellow("copier", "see why the others were not used", "%s: every row is a copy of its own", text))
+		return append(found, yellow("copier", "see why the others were not used", "%s: every row is a copy of its own", text)), ""
 	case s.BatchOps > 0:
 		text += fmt.Sprintf(", batches of %d", s.BatchOps)
 	case s.NoBatches != nil && s.Copier.Name() != portable:
 		text += ", no batches: " + strings.TrimPrefix(s.NoBatches.Error(), "batches: ")
 	}
-	return append(found, green("copier", "%s", text))
+	return append(found, green("copier", "%s", text)), crossovers
 }
 
 // noCopier says why none was chosen.

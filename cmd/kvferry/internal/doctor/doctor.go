@@ -66,6 +66,9 @@ type Section struct {
 	Findings []Finding `json:"findings"`
 	Rates    []Rate    `json:"rates,omitempty"` // of a device
 	Whole    string    `json:"whole,omitempty"` // what rates are shares of
+	// Crossovers says which way of copying is best for which rows: bytes a row downwards,
+	// rows of one rectangle across; in brackets what was not measured.
+	Crossovers string `json:"crossovers,omitempty"`
 }
 
 // Report is what the doctor says.

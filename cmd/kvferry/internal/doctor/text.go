@@ -52,6 +52,18 @@ func writeSections(b *bytes.Buffer, sections []Section, colours bool) {
 			}
 		}
 		writeRates(b, s.Rates, s.Whole)
+		writeCrossovers(b, s.Crossovers)
+	}
+}
+
+// writeCrossovers writes the table of the ways of copying.
+func writeCrossovers(b *bytes.Buffer, table string) {
+	if table == "" {
+		return
+	}
+	b.WriteString("\n  best way of copying, by bytes a row and rows of a rectangle; in brackets what was not measured\n")
+	for line := range strings.Lines(table) {
+		b.WriteString("  " + line)
 	}
 }
 

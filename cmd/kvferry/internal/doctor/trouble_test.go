@@ -119,11 +119,11 @@ func TestSections_GiveEveryDeviceItsPartOfTheTime(t *testing.T) {
 func TestRun_SaysThatADeviceIsLost(t *testing.T) {
 	const illegalAddress = 700
 	for call, x := range map[string]struct {
-		nth     int // the self-test has those before
+		nth     int // the self-test and the calibration have those before
 		finding string
 	}{
-		"cuMemHostRegister_v2": {7, "cuda:0 pinning"},
-		"cuMemAlloc_v2":        {3, "cuda:0 memory"},
+		"cuMemHostRegister_v2": {8, "cuda:0 pinning"},
+		"cuMemAlloc_v2":        {5, "cuda:0 memory"},
 		"cuEventQuery":         {9, "cuda:0 copier"},
 	} {
 		t.Run(call, func(t *testing.T) {
@@ -157,7 +157,7 @@ func TestRun_KnowsWhatHelps(t *testing.T) {
 				t.Helper()
 				o.CUDA = fakedriver.Load(t, fakedriver.Options{Devices: -1}).Path()
 			},
-			"cuda library", "nvidia-smi",
+			"cuda library", "CUDA_VISIBLE_DEVICES",
 		},
 		"a device that is full": {
 			func(t *testing.T, o *Options) {

@@ -292,7 +292,7 @@ func (s *Selection) String() string {
 	if s.BatchOps > 0 {
 		fmt.Fprintf(b, ", batches of up to %d", s.BatchOps)
 	} else if s.NoBatches != nil {
-		fmt.Fprintf(b, ", no batches: %v", s.NoBatches)
+		fmt.Fprintf(b, ", no batches: %s", strings.TrimPrefix(s.NoBatches.Error(), "batches: "))
 	}
 	if n, of := s.Crossovers.Measured(); n > 0 {
 		fmt.Fprintf(b, ", %d of %d crossovers measured", n, of)

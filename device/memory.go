@@ -126,6 +126,39 @@ func touch(b []byte) {
 	}
 }
 
+// LoadUint64 reads the 8 bytes at off, a multiple of 8, as one number in the order of
+// this machine: whole, whoever adds to it meanwhile. What a goroutine does afterwards
+// comes after the reading. Kinds: fault.Invalid (off), fault.Unsupported (memory that
+// the host can't address), fault.Closed (freed).
+func (m *Memory) LoadUint64(off int64) (n uint64, err error) {
+	err = m.word(off, func(p *uint64) { n = atomic.LoadUint64(p) })
+	return n, err
+}
+
+// AddUint64 adds n to the number that LoadUint64 reads, and returns the sum. Kinds:
+// those of LoadUint64.
+func (m *Memory) AddUint64(off int64, n uint64) (sum uint64, err error) {
+	err = m.word(off, func(p *uint64) { sum = atomic.AddUint64(p, n) })
+	return sum, err
+}
+
+// word calls f with the address of the 8 bytes at off, which stay where they are
+// meanwhile.
+func (m *Memory) word(off int64, f func(*uint64)) error {
+	if off < 0 || off > m.size-8 || off%8 != 0 || m.base%8 != 0 {
+		return fault.New(fault.Invalid, "word", "at byte %d of a memory of %d: it is 8 bytes, at a multiple of 8", off, m.size)
+	}
+	if !m.use() {
+		return fault.New(fault.Closed, "word", "the memory was freed")
+	}
+	defer m.unuse()
+	if m.bytes == nil {
+		return fault.New(fault.Unsupported, "word", "the host cannot address memory of %s", m.device)
+	}
+	f((*uint64)(unsafe.Pointer(&m.bytes[off])))
+	return nil
+}
+
 // OSPageBytes returns the size of the OS pages that back the memory: 2 MiB when
 // at least nine tenths of what is in memory now is mapped by huge pages, else
 // the OS's usual page. Memory that was never populated or used has the usual

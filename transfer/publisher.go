@@ -1,0 +1,317 @@
+package transfer
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/kvferry/kvferry/device"
+	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/kv"
+	"github.com/kvferry/kvferry/page"
+)
+
+// Holder keeps pages from being freed, moved and overwritten. [page.Arena] has both
+// methods under other names: see [HoldArena]. The engine of a wrapped cache implements
+// it, or there are no leases. It is called under the publisher's lock, and must not call
+// the publisher.
+type Holder interface {
+	// Hold keeps the pages as they are until Release: all of them, or none and an error.
+	Hold(pages []page.ID) error
+	// Release ends one Hold of the same pages.
+	Release(pages []page.ID) error
+}
+
+// HoldArena is the holder for pages of an arena: a lease is one owner more. Only sealed
+// pages can have that, and sealing them is their owner's decision, not a publication's.
+func HoldArena(a *page.Arena) Holder { return arenaHolder{a} }
+
+type arenaHolder struct{ arena *page.Arena }
+
+func (h arenaHolder) Hold(pages []page.ID) error { return h.arena.Retain(pages) }
+
+func (h arenaHolder) Release(pages []page.ID) error {
+	_, err := h.arena.Release(pages)
+	return err
+}
+
+const (
+	defaultPublications = 512 // as many words as an OS page has
+	maxPublications     = 1 << 20
+	defaultMaxTTL       = 10 * time.Minute
+	wordBytes           = 8
+)
+
+// PublisherOptions say whose pages are published, and how peers reach them.
+type PublisherOptions struct {
+	// Cache has the pages. Required.
+	Cache *kv.Cache
+	// Holder keeps leased pages. Nil, for a wrapped cache whose engine has no way to
+	// keep pages: then descriptors say that there are no leases, and a read finds out
+	// that pages were reused only if the engine calls End before it reuses them.
+	Holder Holder
+	// Host has the memory of the epoch words. Required.
+	Host *device.Host
+	// Engines let peers read, in order of preference. They are the caller's to close,
+	// after the publisher.
+	Engines []Engine
+	// Owner names this publisher. Zero means a new random id, which is what a process
+	// should have whenever it starts.
+	Owner OwnerID
+	// Entity and Session go into descriptors: at most MaxNameBytes each.
+	Entity, Session string
+	// Publications is how many there may be at a time: at most 1,048,576. 0 means 512.
+	Publications int
+	// MaxTTL bounds a lease, so that a reader that is gone holds pages for that long at
+	// most. 0 means 10 minutes.
+	MaxTTL time.Duration
+}
+
+// Publisher lends pages of one cache to readers elsewhere. All methods may be called
+// from any goroutine.
+//
+// # A publication
+//
+// Publish holds the pages and takes an epoch word. The publication ends once, by what
+// comes first: Ack, End, its lease's expiry, Close. Then the word grows, and only
+// after that the pages are released: who reads the word unchanged behind the last byte
+// has read what was published. The next publication that takes the word gets a larger
+// count.
+type Publisher struct {
+	o       PublisherOptions
+	words   *device.Memory
+	offers  []Offer
+	recalls []func() // withdraw of each offer
+
+	mu     sync.Mutex
+	closed bool                  // guarded by mu
+	free   []uint32              // guarded by mu; words of no publication
+	live   map[Epoch]publication // guarded by mu
+	lost   error                 // guarded by mu; what a holder last failed to release
+}
+
+type publication struct {
+	pages []page.ID
+	timer *time.Timer
+}
+
+// NewPublisher returns a publisher with nothing published. Kinds: fault.Invalid
+// (options), fault.Memory, and those of [Engine.Offer].
+func NewPublisher(o PublisherOptions) (*Publisher, error) {
+	switch {
+	case o.Cache == nil || o.Host == nil:
+		return nil, fault.New(fault.Invalid, "publisher", "Cache and Host are required")
+	case o.Publications < 0 || o.Publications > maxPublications:
+		return nil, fault.New(fault.Invalid, "Publications", "%d is not in 0 … %d", o.Publications, maxPublications)
+	case o.MaxTTL < 0:
+		return nil, fault.New(fault.Invalid, "MaxTTL", "%v is negative", o.MaxTTL)
+	}
+	if o.Publications == 0 {
+		o.Publications = defaultPublications
+	}
+	if o.MaxTTL == 0 {
+		o.MaxTTL = defaultMaxTTL
+	}
+	if o.Owner == (OwnerID{}) {
+		o.Owner = NewOwnerID()
+	}
+	p := &Publisher{o: o, live: map[Epoch]publication{}}
+	var err error
+	if p.words, err = o.Host.Alloc(int64(o.Publications) * wordBytes); err != nil {
+		return nil, err
+	}
+	for i := range uint32(o.Publications) {
+		p.free = append(p.free, uint32(o.Publications)-1-i)
+	}
+	for _, e := range o.Engines {
+		offer, withdraw, err := e.Offer(Export{Owner: o.Owner, Cache: o.Cache, Words: p.words})
+		if err == nil && withdraw != nil {
+			p.recalls = append(p.recalls, withdraw)
+			p.offers = append(p.offers, Offer{Engine: e.Name(), Data: slices.Clone(offer)})
+		}
+		if err != nil {
+			_ = p.Close()
+			return nil, fault.Wrap(kindOr(err, fault.Device), "engine "+e.Name(), err)
+		}
+	}
+	if err := p.describe().check(); err != nil {
+		_ = p.Close()
+		return nil, err
+	}
+	return p, nil
+}
+
+// describe returns the descriptor of no pages.
+func (p *Publisher) describe() *Descriptor {
+	return &Descriptor{
+		Owner: p.o.Owner, Entity: p.o.Entity, Session: p.o.Session, Leases: p.o.Holder != nil,
+		Geometry: p.o.Cache.Geometry(), Offers: p.offers,
+	}
+}
+
+// Descriptor returns how the cache is reached, with no pages: enough to see whether two
+// sides can work together. Kind: fault.Unsupported when no engine lets others read.
+func (p *Publisher) Descriptor() (*Descriptor, error) {
+	if len(p.offers) == 0 {
+		return nil, fault.New(fault.Unsupported, "publisher", "none of its %d engines lets others read", len(p.o.Engines)).
+			Hint("add an engine that both sides have")
+	}
+	return p.describe(), nil
+}
+
+// Publish leases the pages for ttl, at most MaxTTL, and returns what a reader needs.
+// They hold complete bytes: the work that writes them is over, for no event crosses to
+// the reader. sums are theirs, in their order, or none where the host has not seen the
+// bytes.
+//
+// Kinds: fault.Invalid (pages out of range, twice or too many; ttl), fault.Full (too
+// many publications), fault.Unsupported (no engine lets others read), fault.Closed, and
+// those of the holder. A publication that fails holds nothing.
+func (p *Publisher) Publish(pages []page.ID, sums []Sum, ttl time.Duration) (*Descriptor, error) {
+	d, err := p.Descriptor()
+	if err != nil {
+		return nil, err
+	}
+	if ttl <= 0 || ttl > p.o.MaxTTL {
+		return nil, fault.New(fault.Invalid, "lease", "%v is not more than 0 and at most %v", ttl, p.o.MaxTTL)
+	}
+	if d.Pages, d.Sums, err = sorted(pages, sums); err != nil {
+		return nil, err
+	}
+	if err := d.check(); err != nil {
+		return nil, err
+	}
+
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case p.closed:
+		return nil, fault.New(fault.Closed, "publisher", "closed before")
+	case len(p.free) == 0:
+		return nil, fault.New(fault.Full, "publications", "all %d are in use", p.o.Publications).
+			Hint("acknowledge those that were read, or allow more: PublisherOptions.Publications")
+	}
+	word := p.free[len(p.free)-1]
+	count, err := p.words.LoadUint64(int64(word) * wordBytes)
+	if err != nil {
+		return nil, err
+	}
+	if p.o.Holder != nil {
+		if err := p.o.Holder.Hold(d.Pages); err != nil {
+			return nil, fault.Wrap(kindOr(err, fault.Busy), "hold of published pages", err)
+		}
+	}
+	p.free = p.free[:len(p.free)-1]
+	d.Epoch, d.Expires = Epoch{Word: word, Count: count}, time.Now().Add(ttl).Round(0)
+	p.live[d.Epoch] = publication{
+		pages: d.Pages,
+		timer: time.AfterFunc(ttl, func() { _ = p.End(d.Epoch) }), // ended before, or kept for Close
+	}
+	return d, nil
+}
+
+// sorted returns copies of pages, ascending, and of their sums.
+func sorted(pages []page.ID, sums []Sum) ([]page.ID, []Sum, error) {
+	if len(sums) > 0 && len(sums) != len(pages) {
+		return nil, nil, fault.New(fault.Invalid, "sums", "%d of %d pages", len(sums), len(pages))
+	}
+	if slices.IsSorted(pages) {
+		return slices.Clone(pages), slices.Clone(sums), nil
+	}
+	order := make([]int, len(pages))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortFunc(order, func(a, b int) int { return int(pages[a]) - int(pages[b]) })
+	toPages, toSums := make([]page.ID, len(pages)), make([]Sum, len(sums))
+	for i, from := range order {
+		toPages[i] = pages[from]
+		if len(sums) > 0 {
+			toSums[i] = sums[from]
+		}
+	}
+	return toPages, toSums, nil
+}
+
+// Ack ends a publication whose readers are done: it is End by another name, for what a
+// reader sends. It comes from outside, so it must name the owner too.
+// Kinds: those of End, and fault.Invalid for another owner's.
+func (p *Publisher) Ack(owner OwnerID, e Epoch) error {
+	if owner != p.o.Owner {
+		return fault.New(fault.Invalid, "acknowledgement", "is for owner %v, and this is %v", owner, p.o.Owner)
+	}
+	return p.End(e)
+}
+
+// End ends a publication now: reads of it that are not over fail, and its pages are
+// released. An owner that needs the room calls it before the lease is over. Kinds:
+// fault.NotFound (there is no such publication, or it has ended), and the holder's: then
+// the publication has ended, and its pages are still held.
+func (p *Publisher) End(e Epoch) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.end(e)
+}
+
+// end is End. The caller holds mu.
+func (p *Publisher) end(e Epoch) error {
+	pub, ok := p.live[e]
+	if !ok {
+		return fault.New(fault.NotFound, fmt.Sprintf("publication %d.%d", e.Word, e.Count), "has ended, or never was")
+	}
+	delete(p.live, e)
+	pub.timer.Stop()
+	if _, err := p.words.AddUint64(int64(e.Word)*wordBytes, 1); err != nil {
+		return p.lose(err) // never: the words are freed by Close, after the last publication
+	}
+	p.free = append(p.free, e.Word)
+	if p.o.Holder != nil {
+		if err := p.o.Holder.Release(pub.pages); err != nil {
+			return p.lose(err)
+		}
+	}
+	return nil
+}
+
+func (p *Publisher) lose(err error) error {
+	p.lost = fault.Wrap(kindOr(err, fault.Busy), "release of published pages", err)
+	return p.lost
+}
+
+// Leased returns how many publications there are.
+func (p *Publisher) Leased() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.live)
+}
+
+// Close ends all publications, which fails reads of them, and withdraws from the
+// engines. It returns what a holder failed to release, also when that was long ago.
+// Closing again does nothing.
+func (p *Publisher) Close() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return nil
+	}
+	p.closed = true
+	for e := range p.live {
+		_ = p.end(e) // kept in lost
+	}
+	for _, withdraw := range p.recalls {
+		withdraw()
+	}
+	if err := p.words.Free(); err != nil {
+		return err
+	}
+	return p.lost
+}
+
+// kindOr is the kind of err, or else.
+func kindOr(err error, otherwise fault.Kind) fault.Kind {
+	if k := fault.KindOf(err); k != 0 {
+		return k
+	}
+	return otherwise
+}

@@ -1,0 +1,233 @@
+package transfer
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kvferry/kvferry/device"
+	"github.com/kvferry/kvferry/fault"
+)
+
+func (p *pair) published(o PublisherOptions) *Descriptor {
+	p.Helper()
+	if o.Holder == nil {
+		o.Holder = HoldArena(p.arena)
+	}
+	p.publisher = p.publish(o)
+	return must(p.publisher.Publish(p.pages[:4], nil, time.Minute))(p)
+}
+
+func TestReader_PromisesAreAskedFor(t *testing.T) {
+	pair := newPair(t)
+	d := must(pair.publish(PublisherOptions{}).Publish(pair.pages[:4], nil, time.Minute))(t)
+	if err := pair.read(Options{}).Retrieve(t.Context(), 0, 8, pair.pages, pair.pages, d); !errors.Is(err, fault.Unsupported) {
+		t.Errorf("no lease: error %v, want kind unsupported", err)
+	}
+	noError(t, pair.read(Options{AcceptUnleased: true}).Retrieve(t.Context(), 0, 8, pair.pages, pair.pages, d))
+}
+
+func TestReader_ExpiredLeaseIsNotTried(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		pair := newPair(t)
+		d := pair.published(PublisherOptions{})
+		r := pair.read(Options{})
+		<-time.After(time.Minute)
+		if err := r.Retrieve(t.Context(), 0, 8, pair.pages, pair.pages, d); !errors.Is(err, fault.NotFound) || pair.engine.opened != 0 {
+			t.Errorf("error %v, want kind not found", err)
+		}
+	})
+}
+
+func TestReader_KnowsItsOwn(t *testing.T) {
+	pair := newPair(t)
+	d := pair.published(PublisherOptions{})
+	r := must(NewReader(Options{Cache: pair.far, Device: pair.host, Engines: []Engine{pair.engine}, Publisher: pair.publisher}))(t)
+	t.Cleanup(func() { noError(t, r.Close()) })
+	if err := r.Retrieve(t.Context(), 0, 8, pair.pages, pair.pages, d); !errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "own") {
+		t.Errorf("error %v, want kind invalid", err)
+	}
+	own := must(r.Descriptor())(t)
+	if own.Owner != d.Owner || len(own.Pages) != 0 || len(own.Offers) != 1 {
+		t.Errorf("the reader describes %v", own)
+	}
+	if _, err := pair.read(Options{}).Descriptor(); !errors.Is(err, fault.Unsupported) {
+		t.Errorf("a descriptor without a publisher: error %v, want kind unsupported", err)
+	}
+	if _, err := NewReader(Options{Cache: pair.near, Device: pair.host, Publisher: pair.publisher}); !errors.Is(err, fault.Invalid) {
+		t.Errorf("a publisher of another cache: error %v, want kind invalid", err)
+	}
+}
+
+func TestReader_TakesTheOwnersFirstChoice(t *testing.T) {
+	pair := newPair(t)
+	slow, fast, other := &fakeEngine{name: "slow"}, &fakeEngine{name: "fast"}, &fakeEngine{name: "other"}
+	d := pair.published(PublisherOptions{Engines: []Engine{&fakeEngine{name: "quiet", silent: true}, fast, slow}})
+	noError(t, pair.read(Options{Engines: []Engine{slow, other, fast}}).Retrieve(t.Context(), 0, 8, pair.pages, pair.pages, d))
+	if fast.opened != 1 || slow.opened != 0 {
+		t.Errorf("opened by fast %d times and by slow %d times", fast.opened, slow.opened)
+	}
+	err := pair.read(Options{Engines: []Engine{other}}).Retrieve(t.Context(), 0, 8, pair.pages, pair.pages, d)
+	if !errors.Is(err, fault.Unsupported) || !strings.Contains(err.Error(), `["fast" "slow"]`) || !strings.Contains(err.Error(), `["other"]`) {
+		t.Errorf("error %v, want kind unsupported and both lists", err)
+	}
+	alone := pair.read(Options{})
+	noError(t, alone.Retrieve(t.Context(), 8, 8, nil, nil, nil))
+}
+
+func TestReader_FailureIsLatchedNamedAndCanBeTriedAgain(t *testing.T) {
+	pair := newPair(t)
+	d := pair.published(PublisherOptions{})
+	r := pair.read(Options{})
+	noError(t, r.Retrieve(t.Context(), 0, 8, pair.pages, pair.pages, d))
+	pair.engine.copies = func(context.Context, device.Stream) error { return fault.New(fault.Device, "link", "is down") }
+	ticket := r.StartRetrieve(t.Context(), 0, 8, pair.pages, pair.pages, d)
+	for range 2 {
+		err := ticket.Wait(t.Context())
+		if !errors.Is(err, fault.Device) || !strings.Contains(err.Error(), "read of tokens [0, 8) from "+d.Owner.String()+" by fake: link: is down") {
+			t.Errorf("error %v", err)
+		}
+	}
+	if pair.engine.closed != 1 {
+		t.Errorf("an owner whose copy failed stays open")
+	}
+	pair.engine.copies = nil
+	noError(t, r.Retrieve(t.Context(), 0, 8, pair.pages, pair.pages, d))
+	if pair.engine.opened != 2 {
+		t.Errorf("opened %d times, want 2", pair.engine.opened)
+	}
+	fresh := pair.read(Options{})
+	pair.engine.fail = errors.New("nobody there")
+	if err := fresh.Retrieve(t.Context(), 0, 8, pair.pages, pair.pages, d); !errors.Is(err, pair.engine.fail) || !errors.Is(err, fault.Device) {
+		t.Errorf("error %v, want %v", err, pair.engine.fail)
+	}
+	pair.engine.fail = nil
+	noError(t, fresh.Retrieve(t.Context(), 0, 8, pair.pages, pair.pages, d))
+}
+
+// A stopped owner takes nobody's time beyond the deadline, and gives the pages back only
+// when it moves again.
+func TestReader_Deadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		pair := newPair(t)
+		d := pair.published(PublisherOptions{})
+		r := pair.read(Options{Deadline: 7 * time.Second, MaxWorkers: 1})
+		moves := make(chan struct{})
+		pair.engine.copies = func(context.Context, device.Stream) error {
+			<-moves
+			return nil
+		}
+		began := time.Now()
+		var waiting sync.WaitGroup
+		for range 2 { // one in the copy, and one that waits for its turn
+			waiting.Go(func() {
+				err := r.Retrieve(context.Background(), 0, 8, pair.pages, pair.pages, d)
+				if !errors.Is(err, fault.Busy) || !errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("error %v, want kind busy, deadline exceeded", err)
+				}
+				if waited := time.Since(began); waited != 7*time.Second {
+					t.Errorf("waited %v", waited)
+				}
+			})
+		}
+		waiting.Wait()
+		// The turn is free again, though the copy is not over.
+		late := r.StartRetrieve(context.Background(), 0, 8, pair.pages, pair.pages, d)
+		synctest.Wait()
+		if over, _ := late.Poll(); over {
+			t.Error("done while its copy is running")
+		}
+		close(moves)
+		noError(t, late.Wait(context.Background()))
+		if len(r.streams) > 1 {
+			t.Errorf("%d idle streams of one worker", len(r.streams))
+		}
+	})
+}
+
+// What the engine has enqueued before a read runs before it.
+func TestReader_WaitsForCompute(t *testing.T) {
+	pair := newPair(t)
+	d := pair.published(PublisherOptions{})
+	compute := must(pair.host.NewStream("compute"))(t)
+	t.Cleanup(func() { noError(t, compute.Close()) })
+	from, to := must(pair.far.Region(0))(t), must(pair.near.Region(0))(t)
+	for _, fenced := range []bool{true, false} {
+		copied := make(chan struct{}, 1)
+		pair.engine.copies = func(context.Context, device.Stream) error {
+			copied <- struct{}{}
+			return nil
+		}
+		o := Options{}
+		if fenced {
+			o.Compute = compute
+		}
+		r := pair.read(o)
+		release := pair.host.Hold(compute)
+		noError(t, compute.Copy([]device.Op{{Dst: to, Src: from, Bytes: 8}}))
+		ticket := r.StartRetrieve(t.Context(), 0, 8, pair.pages, pair.pages, d)
+		if !fenced { // the control: it does not wait, and is over while compute is held
+			noError(t, ticket.Wait(t.Context()))
+		}
+		if over, err := ticket.Poll(); fenced && (over || len(copied) > 0) {
+			t.Errorf("over %t, error %v, while compute is held", over, err)
+		}
+		release()
+		noError(t, ticket.Wait(t.Context()))
+		noError(t, compute.Sync(t.Context()))
+	}
+}
+
+func TestReader_PeersMakeRoom(t *testing.T) {
+	pair := newPair(t)
+	d := pair.published(PublisherOptions{})
+	r := pair.read(Options{})
+	for i := range maxIdlePeers + 10 {
+		other := *d
+		other.Owner = OwnerID{byte(i)}
+		noError(t, r.Retrieve(t.Context(), 0, 8, pair.pages, pair.pages, &other))
+	}
+	if pair.engine.opened != maxIdlePeers+10 || pair.engine.closed != 10 {
+		t.Errorf("opened %d and closed %d", pair.engine.opened, pair.engine.closed)
+	}
+	noError(t, r.Close())
+	if pair.engine.closed != pair.engine.opened {
+		t.Errorf("%d of %d stay open", pair.engine.opened-pair.engine.closed, pair.engine.opened)
+	}
+	noError(t, r.Close())
+}
+
+func TestNewReader_Refuses(t *testing.T) {
+	pair := newPair(t)
+	for name, o := range map[string]Options{
+		"no cache":    {Device: pair.host},
+		"no device":   {Cache: pair.near},
+		"less than 0": {Cache: pair.near, Device: pair.host, MaxWorkers: -1},
+		"too many":    {Cache: pair.near, Device: pair.host, MaxWorkers: maxWorkers + 1},
+		"deadline":    {Cache: pair.near, Device: pair.host, Deadline: -1},
+	} {
+		if _, err := NewReader(o); !errors.Is(err, fault.Invalid) {
+			t.Errorf("%s: error %v, want kind invalid", name, err)
+		}
+	}
+}
+
+// Allocations are those of a read, whatever its length.
+func TestReader_AllocatesNothingForAPage(t *testing.T) {
+	pair := newPair(t)
+	p := pair.publish(PublisherOptions{Holder: HoldArena(pair.arena)})
+	d := must(p.Publish(pair.pages, nil, time.Minute))(t)
+	r := pair.read(Options{})
+	allocations := func(pages int) float64 {
+		return testing.AllocsPerRun(50, func() {
+			noError(t, r.Retrieve(context.Background(), 0, pages*shape.PageSize, pair.pages, pair.pages, d))
+		})
+	}
+	if few, many := allocations(2), allocations(len(pair.pages)); many > few+2 {
+		t.Errorf("%v allocations for 2 pages, %v for %d", few, many, len(pair.pages))
+	}
+}

@@ -87,6 +87,7 @@ func TestCodec_RefusesToEncodeWhatIsOutOfLimits(t *testing.T) {
 		"order":     func(d *Descriptor) { d.Pages = []page.ID{4, 1, 11} },
 		"twice":     func(d *Descriptor) { d.Pages = []page.ID{1, 1, 11} },
 		"below":     func(d *Descriptor) { d.Pages = []page.ID{-1, 1, 11} },
+		"sink":      func(d *Descriptor) { d.Pages = []page.ID{0, 1, 11} },
 		"above":     func(d *Descriptor) { d.Pages = []page.ID{1, 4, 12} },
 		"sums":      func(d *Descriptor) { d.Sums = d.Sums[:2] },
 		"offers":    func(d *Descriptor) { d.Offers = make([]Offer, MaxOffers+1) },

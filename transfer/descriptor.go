@@ -66,16 +66,6 @@ type Descriptor struct {
 	Offers   []Offer   // in the owner's order of preference
 }
 
-// Offer returns what the engine of that name offers.
-func (d *Descriptor) Offer(engine string) ([]byte, bool) {
-	for i := range d.Offers {
-		if d.Offers[i].Engine == engine {
-			return d.Offers[i].Data, true
-		}
-	}
-	return nil, false
-}
-
 // check refuses a descriptor that is out of its limits. Kind: fault.Invalid.
 func (d *Descriptor) check() error {
 	if d.Geometry == nil {
@@ -97,9 +87,10 @@ func (d *Descriptor) check() error {
 	if len(d.Sums) != 0 && len(d.Sums) != len(d.Pages) {
 		return fault.New(fault.Invalid, "descriptor.Sums", "%d sums of %d pages", len(d.Sums), len(d.Pages))
 	}
+	first := firstPage(d.Geometry)
 	for i, id := range d.Pages {
-		if id < 0 || int(id) >= d.Geometry.Pages() || i > 0 && id <= d.Pages[i-1] {
-			return fault.New(fault.Invalid, "descriptor.Pages", "page %d, number %d of the list: ids ascend, in 0 … %d", id, i, d.Geometry.Pages()-1)
+		if id < first || int(id) >= d.Geometry.Pages() || i > 0 && id <= d.Pages[i-1] {
+			return fault.New(fault.Invalid, "descriptor.Pages", "page %d, number %d of the list: ids ascend, in %d … %d", id, i, first, d.Geometry.Pages()-1)
 		}
 	}
 	for i, o := range d.Offers {
@@ -122,4 +113,12 @@ func (d *Descriptor) published(id page.ID, after int) (int, bool) {
 		return next, true
 	}
 	return slices.BinarySearch(d.Pages, id)
+}
+
+// firstPage returns the first page that tokens lie in: the sink is nobody's.
+func firstPage(g *kv.Geometry) page.ID {
+	if g.Sink() {
+		return page.Sink + 1
+	}
+	return 0
 }

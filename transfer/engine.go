@@ -27,8 +27,8 @@ type Engine interface {
 	// Open opens the owner of d for reads into t. offer is what the peer's engine
 	// offered: hostile bytes until it has been checked. Every local address and every
 	// length come from t; what the peer says is the far end of a read, inside what the
-	// transport itself lets be read. A kind of fault.NotFound says that nothing is
-	// there any more.
+	// transport itself lets be read. It returns when ctx ends at the latest. A kind of
+	// fault.NotFound says that nothing is there any more.
 	Open(ctx context.Context, t Target, d *Descriptor, offer []byte) (Source, error)
 
 	// Close ends the engine. Calling it again does nothing.

@@ -146,7 +146,7 @@ func NewPublisher(o PublisherOptions) (*Publisher, error) {
 func (p *Publisher) describe() *Descriptor {
 	return &Descriptor{
 		Owner: p.o.Owner, Entity: p.o.Entity, Session: p.o.Session, Leases: p.o.Holder != nil,
-		Geometry: p.o.Cache.Geometry(), Offers: p.offers,
+		Geometry: p.o.Cache.Geometry(), Offers: slices.Clone(p.offers),
 	}
 }
 
@@ -205,7 +205,7 @@ func (p *Publisher) Publish(pages []page.ID, sums []Sum, ttl time.Duration) (*De
 	p.free = p.free[:len(p.free)-1]
 	d.Epoch, d.Expires = Epoch{Word: word, Count: count}, time.Now().Add(ttl).Round(0)
 	p.live[d.Epoch] = publication{
-		pages: d.Pages,
+		pages: slices.Clone(d.Pages),                              // the descriptor is the caller's
 		timer: time.AfterFunc(ttl, func() { _ = p.End(d.Epoch) }), // ended before, or kept for Close
 	}
 	return d, nil

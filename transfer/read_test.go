@@ -218,3 +218,23 @@ func BenchmarkPlan(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkPrepare does all that StartRetrieve does before it returns.
+func BenchmarkPrepare(b *testing.B) {
+	for _, order := range []string{"runs", "scattered"} {
+		b.Run(order, func(b *testing.B) {
+			local, remote, route := rig80(b, order == "scattered")
+			e := &fakeEngine{name: "fake"}
+			host := must(device.OpenHost(device.HostOptions{}))(b)
+			b.Cleanup(func() { noError(b, host.Close()) })
+			r := must(NewReader(Options{Cache: route.Dst(), Device: host, Engines: []Engine{e}}))(b)
+			b.Cleanup(func() { noError(b, r.Close()) })
+			d := &Descriptor{Leases: true, Geometry: route.Src().Geometry(), Pages: ids(len(remote)), Offers: []Offer{{Engine: "fake"}}}
+			var j job
+			b.ReportAllocs()
+			for b.Loop() {
+				noError(b, r.prepare(&j, 3, 16*len(local)-3, local, remote, d))
+			}
+		})
+	}
+}

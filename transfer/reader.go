@@ -79,6 +79,7 @@ type Reader struct {
 	streams []device.Stream  // guarded by mu; idle, at most MaxWorkers
 	peers   map[peerID]*peer // guarded by mu; see peers.go
 	turn    uint64           // guarded by mu; counts uses of peers
+	stats   Stats            // guarded by mu
 }
 
 // job is one read.
@@ -89,6 +90,16 @@ type job struct {
 	engine Engine
 	offer  []byte
 	fence  device.Event // of Compute; nil without
+
+	checked int // whole pages whose checksums were compared
+}
+
+// Stats count the reads that are over, but for those that were refused.
+type Stats struct {
+	Reads, Failures uint64
+	// Of those that succeeded: Pages and parts of them, of which Checked were compared
+	// with their owner's checksums. The others are what the package comment says.
+	Pages, Checked uint64
 }
 
 // NewReader returns a reader with no read in flight. Kind: fault.Invalid.
@@ -140,7 +151,8 @@ func (r *Reader) Descriptor() (*Descriptor, error) {
 
 // StartRetrieve starts to read tokens [start, end) of a sequence, and doesn't wait.
 // local and remote are the pages of the whole sequence on either side, in its order;
-// those of the range are published by d. The lists may be reused when it returns.
+// those of the range are published by d. The lists may be reused when it returns; d must
+// not be changed before the ticket is done.
 //
 // The ticket is done when nothing writes the local pages any more, and says how the
 // read ended; they hold undefined bytes in the range if it failed. Until then they stay
@@ -173,6 +185,7 @@ func (r *Reader) StartRetrieve(ctx context.Context, start, end int, local, remot
 	go func() {
 		defer r.reads.Done()
 		err := r.read(ctx, j)
+		r.count(j, err)
 		r.done(j)
 		t.Complete(err)
 	}()
@@ -180,8 +193,27 @@ func (r *Reader) StartRetrieve(ctx context.Context, start, end int, local, remot
 }
 
 func (r *Reader) done(j *job) {
-	j.d, j.engine, j.offer, j.fence = nil, nil, nil, nil
+	j.d, j.engine, j.offer, j.fence, j.checked = nil, nil, nil, nil, 0
 	r.jobs.Put(j)
+}
+
+func (r *Reader) count(j *job, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.stats.Reads++
+	if err != nil {
+		r.stats.Failures++
+		return
+	}
+	r.stats.Pages += uint64(len(j.plan.Pairs) + len(j.plan.Parts))
+	r.stats.Checked += uint64(j.checked)
+}
+
+// Stats returns what the reader has done so far.
+func (r *Reader) Stats() Stats {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.stats
 }
 
 // prepare checks a read and fills in its job.
@@ -229,11 +261,7 @@ func (r *Reader) prepare(j *job, start, end int, local, remote []page.ID, d *Des
 // checkPages refuses local pages that are not the cache's, and remote ones that are not
 // published.
 func checkPages(p *Plan, g *kv.Geometry, d *Descriptor) error {
-	first := page.ID(0)
-	if g.Sink() {
-		first = page.Sink + 1
-	}
-	at := -1
+	first, at := firstPage(g), -1
 	one := func(local, remote page.ID) error {
 		if local < first || int(local) >= g.Pages() {
 			return fault.New(fault.Invalid, "local pages", "page %d is not in %d … %d", local, first, g.Pages()-1)
@@ -349,7 +377,8 @@ func (r *Reader) transfer(ctx context.Context, j *job) (err error) {
 		return err
 	}
 	failed = false
-	return checkSums(r.o.Cache, &j.plan, j.d)
+	j.checked, err = checkSums(r.o.Cache, &j.plan, j.d)
+	return err
 }
 
 // checkEpoch refuses what is no longer what d named.

@@ -100,6 +100,9 @@ func TestReader_FailureIsLatchedNamedAndCanBeTriedAgain(t *testing.T) {
 	if pair.engine.opened != 2 {
 		t.Errorf("opened %d times, want 2", pair.engine.opened)
 	}
+	if want := (Stats{Reads: 3, Failures: 1, Pages: 2}); r.Stats() != want {
+		t.Errorf("the reader counts %+v, want %+v", r.Stats(), want)
+	}
 	fresh := pair.read(Options{})
 	pair.engine.fail = errors.New("nobody there")
 	if err := fresh.Retrieve(t.Context(), 0, 8, pair.pages, pair.pages, d); !errors.Is(err, pair.engine.fail) || !errors.Is(err, fault.Device) {
@@ -128,6 +131,9 @@ func TestReader_Deadline(t *testing.T) {
 				err := r.Retrieve(context.Background(), 0, 8, pair.pages, pair.pages, d)
 				if !errors.Is(err, fault.Busy) || !errors.Is(err, context.DeadlineExceeded) {
 					t.Errorf("error %v, want kind busy, deadline exceeded", err)
+				}
+				if u, ok := errors.AsType[*UnfinishedError](err); ok && !strings.Contains(u.Error(), "goes on") {
+					t.Errorf("a read that is not over says %q", u)
 				}
 				if waited := time.Since(began); waited != 7*time.Second {
 					t.Errorf("waited %v", waited)

@@ -68,25 +68,26 @@ func (o sumOrder) sum(c *kv.Cache, id page.ID) (Sum, error) {
 	return Sum{Hi: s.Hi, Lo: s.Lo}, nil
 }
 
-// checkSums compares the whole pages that p has brought with what d says of them. Pages
-// that the host can't address, and parts of pages, can't be checked.
-func checkSums(c *kv.Cache, p *Plan, d *Descriptor) error {
+// checkSums compares the whole pages that p has brought with what d says of them, and
+// returns how many. Pages that the host can't address, and parts of pages, can't be
+// checked.
+func checkSums(c *kv.Cache, p *Plan, d *Descriptor) (int, error) {
 	if len(d.Sums) == 0 || len(p.Pairs) == 0 || !hostCache(c) {
-		return nil
+		return 0, nil
 	}
 	order, at := summing(c.Geometry(), d.Geometry), -1
 	for _, pair := range p.Pairs {
 		at, _ = d.published(pair.Src, at)
 		is, err := order.sum(c, pair.Dst)
 		if err != nil {
-			return err
+			return 0, err
 		}
 		if is != d.Sums[at] {
-			return fault.New(fault.Corrupt, fmt.Sprintf("page %d", pair.Src), "arrived in page %d with the checksum %016x%016x, and its owner says %016x%016x",
+			return 0, fault.New(fault.Corrupt, fmt.Sprintf("page %d", pair.Src), "arrived in page %d with the checksum %016x%016x, and its owner says %016x%016x",
 				pair.Dst, is.Hi, is.Lo, d.Sums[at].Hi, d.Sums[at].Lo).Hint("read it again, or compute it")
 		}
 	}
-	return nil
+	return len(p.Pairs), nil
 }
 
 // hostCache reports whether the host can address all of c.

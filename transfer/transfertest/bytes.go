@@ -9,6 +9,7 @@ import (
 	"github.com/kvferry/kvferry/fault"
 	"github.com/kvferry/kvferry/kv"
 	"github.com/kvferry/kvferry/page"
+	"github.com/kvferry/kvferry/transfer"
 )
 
 // The cases about which bytes arrive.
@@ -138,6 +139,9 @@ func checksums(b *bench) error {
 	r.engine.after = nil
 	if err := r.retrieve(1, 3*size, s); err != nil {
 		return fmt.Errorf("tried again: %w", err)
+	}
+	if want := (transfer.Stats{Reads: 2, Failures: 1, Pages: 3, Checked: 2}); r.reader.Stats() != want {
+		return fmt.Errorf("the reader counts %+v, want %+v", r.reader.Stats(), want)
 	}
 	return nil
 }

@@ -2,12 +2,13 @@ package main
 
 import (
 	"debug/elf"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/kvferry/kvferry/internal/needtest"
 )
 
 // buildBinary builds the command without cgo, as a user does, and opens it.
@@ -15,10 +16,7 @@ func buildBinary(t *testing.T, arch string, flags ...string) *elf.File {
 	t.Helper()
 	goTool, err := exec.LookPath("go")
 	if err != nil {
-		if os.Getenv("CI") != "" {
-			t.Fatal(err)
-		}
-		t.Skip(err)
+		needtest.Missing(t, err)
 	}
 	out := filepath.Join(t.TempDir(), "kvferry")
 	cmd := exec.CommandContext(t.Context(), goTool, append([]string{"build", "-o", out}, flags...)...)

@@ -16,6 +16,7 @@ import (
 	"github.com/kvferry/kvferry/fault"
 	"github.com/kvferry/kvferry/internal/dl"
 	"github.com/kvferry/kvferry/internal/fakedriver"
+	"github.com/kvferry/kvferry/internal/needtest"
 )
 
 // TestRuntime_CopiesWithEachDriver pairs drivers with runtimes. A runtime of a later
@@ -164,7 +165,7 @@ func TestRuntime_RealOnesHaveNoDriver(t *testing.T) {
 				t.Fatal(err)
 			}
 			if _, err := os.Stat(path); err != nil {
-				missing(t, err.Error())
+				needtest.Missing(t, err.Error())
 			}
 			if _, err := os.Stat("/proc/driver/nvidia/version"); err == nil {
 				t.Skip("this machine has a driver")

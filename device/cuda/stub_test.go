@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvferry/kvferry/device/cuda"
 	"github.com/kvferry/kvferry/internal/fakedriver"
+	"github.com/kvferry/kvferry/internal/needtest"
 )
 
 // stub compiles testdata/stub.c to be like what its enum says, and returns its path.
@@ -24,7 +25,7 @@ func stub(tb testing.TB, like string) string {
 		cc = "cc"
 	}
 	if _, err := exec.LookPath(cc); err != nil {
-		missing(tb, "no C compiler: "+err.Error())
+		needtest.Missing(tb, "no C compiler: "+err.Error())
 	}
 	out := filepath.Join(tb.TempDir(), "lib"+like+".so")
 	cmd := exec.CommandContext(tb.Context(), cc, "-shared", "-fPIC", "-DLIKE="+strconv.Itoa(i), "-o", out, "testdata/stub.c")
@@ -32,15 +33,6 @@ func stub(tb testing.TB, like string) string {
 		tb.Fatalf("%s: %v\n%s", cc, err, text)
 	}
 	return out
-}
-
-// missing skips a test, or fails it where everything must be there.
-func missing(tb testing.TB, what string) {
-	tb.Helper()
-	if os.Getenv("CI") != "" {
-		tb.Fatal(what)
-	}
-	tb.Skip(what)
 }
 
 // TestLookUp_NeedsAllAnswersToAgree holds the look-up of functions to what drivers have

@@ -19,17 +19,8 @@ import (
 	"github.com/ebitengine/purego"
 
 	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/internal/needtest"
 )
-
-// missing ends a test that needs something this machine lacks: a skip, but in CI a
-// failure.
-func missing(tb testing.TB, what string) {
-	tb.Helper()
-	if os.Getenv("CI") != "" {
-		tb.Fatal(what)
-	}
-	tb.Skip(what)
-}
 
 // errNoCompiler: the library of the tests can't be made.
 var errNoCompiler = errors.New("no C compiler: install gcc and libc6-dev, or set CC")
@@ -62,7 +53,7 @@ func libraryFile(tb testing.TB, edit func([]byte)) string {
 	tb.Helper()
 	b, err := compiled()
 	if errors.Is(err, errNoCompiler) {
-		missing(tb, err.Error())
+		needtest.Missing(tb, err.Error())
 	}
 	if err != nil {
 		tb.Fatal(err)

@@ -14,6 +14,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/kvferry/kvferry/internal/needtest"
 )
 
 //go:embed csrc
@@ -31,16 +33,6 @@ var (
 	runtimeFiles = []string{"cudart.c"}
 )
 
-// missing ends a test that needs something this machine lacks: a skip, but in CI a
-// failure.
-func missing(tb testing.TB, what string) {
-	tb.Helper()
-	if os.Getenv("CI") != "" {
-		tb.Fatal(what)
-	}
-	tb.Skip(what)
-}
-
 // compiled returns the library of these files for a version, which is built once for
 // all processes that test the same sources with the same compiler.
 func compiled(tb testing.TB, files []string, version int) (text []byte) {
@@ -52,7 +44,7 @@ func compiled(tb testing.TB, files []string, version int) (text []byte) {
 	words := strings.Fields(compiler)
 	path, err := exec.LookPath(words[0])
 	if err != nil {
-		missing(tb, fmt.Sprintf("no C compiler (%s), which builds the fake drivers: Debian: apt-get install gcc libc6-dev", compiler))
+		needtest.Missing(tb, fmt.Sprintf("no C compiler (%s), which builds the fake drivers: Debian: apt-get install gcc libc6-dev", compiler))
 	}
 	args := append(words[1:], flags...)
 	args = append(args, fmt.Sprintf("-DFAKE_VERSION=%d", version))

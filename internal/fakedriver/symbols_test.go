@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/kvferry/kvferry/internal/dl"
+	"github.com/kvferry/kvferry/internal/needtest"
 )
 
 // TestExports: what a version lacks is not there.
@@ -135,7 +136,7 @@ func TestSourcesCompileWithoutWarnings(t *testing.T) {
 		compiler = []string{"cc"}
 	}
 	if _, err := exec.LookPath(compiler[0]); err != nil {
-		missing(t, err.Error())
+		needtest.Missing(t, err.Error())
 	}
 	for version, files := range map[int][]string{CUDA124: cudaFiles, CUDA130: cudaFiles, ROCm64: hipFiles, ROCm713: hipFiles, CUDA128: runtimeFiles} {
 		args := append(slices.Clone(compiler[1:]), "-fsyntax-only", "-Werror", fmt.Sprintf("-DFAKE_VERSION=%d", version))

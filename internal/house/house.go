@@ -206,10 +206,11 @@ func (p Plan) placeOf(dir string) place {
 	return at
 }
 
-// isSuite tells a folder of tests that others share: a seam's, or one below internal.
+// isSuite tells a folder of tests that others share: a seam's, or one below internal, as
+// the fakes of vendors' libraries are.
 func isSuite(dir, parent string) bool {
 	base := path.Base(dir)
-	return base == parent+"test" || parent == "internal" && strings.HasSuffix(base, "test")
+	return base == parent+"test" || parent == "internal" && (strings.HasSuffix(base, "test") || base == "fakedriver")
 }
 
 // judge returns the rule that an import breaks, or "".

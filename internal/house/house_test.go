@@ -109,6 +109,7 @@ func TestCheck_FindsWhatBreaksARule(t *testing.T) {
 		{"suite in a suite", "attic/attictest/a.go", []string{h + "/attic", h + "/floor/floortest"}, ""},
 		{"suite below internal in a test", "attic/a_test.go", []string{h + "/internal/leaktest"}, ""},
 		{"suite below internal in the product", "attic/a.go", []string{h + "/internal/leaktest"}, "attic/a.go:4: imports the suite internal/leaktest: only tests and suites do"},
+		{"fakes in the product", "attic/a.go", []string{h + "/internal/fakedriver"}, "attic/a.go:4: imports the suite internal/fakedriver: only tests and suites do"},
 		{"suite in the product", "attic/a.go", []string{h + "/floor/floortest"}, "attic/a.go:4: imports the suite floor/floortest: only tests and suites do"},
 		{"own suite in the product", "attic/a.go", []string{h + "/attic/attictest"}, "attic/a.go:4: imports the suite attic/attictest: only tests and suites do"},
 

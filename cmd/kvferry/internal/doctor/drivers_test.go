@@ -12,6 +12,7 @@ import (
 	"github.com/kvferry/kvferry/cmd/kvferry/internal/accel"
 	"github.com/kvferry/kvferry/fault"
 	"github.com/kvferry/kvferry/internal/fakedriver"
+	"github.com/kvferry/kvferry/internal/needtest"
 )
 
 // quick are options with which measuring means nothing and takes no time.
@@ -121,7 +122,7 @@ func TestRun_FallsBackWithAMDsOwnLibrary(t *testing.T) {
 	}
 	const library = "/usr/lib/x86_64-linux-gnu/libamdhip64.so.5"
 	if !m.exists(library[1:]) {
-		missing(t, "no "+library+" (Debian: apt-get install libamdhip64-5)")
+		needtest.Missing(t, "no "+library+" (Debian: apt-get install libamdhip64-5)")
 	}
 	o := quick()
 	o.HIP = library
@@ -134,16 +135,6 @@ func TestRun_FallsBackWithAMDsOwnLibrary(t *testing.T) {
 	if m.hasHIP() {
 		t.Error("a device node was made")
 	}
-}
-
-// missing ends a test that needs something this machine lacks: a skip, but in CI a
-// failure.
-func missing(tb testing.TB, what string) {
-	tb.Helper()
-	if os.Getenv("CI") != "" {
-		tb.Fatal(what)
-	}
-	tb.Skip(what)
 }
 
 func TestRun_SaysWhatIsWrongWithALibrary(t *testing.T) {

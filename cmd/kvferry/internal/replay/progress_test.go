@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvferry/kvferry/internal/leaktest"
+	"github.com/kvferry/kvferry/internal/needtest"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
@@ -74,7 +75,7 @@ func openTerminal(t *testing.T) (screen, tty *os.File) {
 	t.Helper()
 	screen, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
 	if err != nil {
-		missing(t, fmt.Sprintf("this machine has no pseudo-terminals: %v", err))
+		needtest.Missing(t, fmt.Sprintf("this machine has no pseudo-terminals: %v", err))
 	}
 	t.Cleanup(func() { _ = screen.Close() })
 	if err := unix.IoctlSetPointerInt(int(screen.Fd()), unix.TIOCSPTLCK, 0); err != nil {
@@ -86,7 +87,7 @@ func openTerminal(t *testing.T) (screen, tty *os.File) {
 	}
 	tty, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {
-		missing(t, fmt.Sprintf("this machine has no pseudo-terminals: %v", err))
+		needtest.Missing(t, fmt.Sprintf("this machine has no pseudo-terminals: %v", err))
 	}
 	t.Cleanup(func() { _ = tty.Close() })
 	if err := unix.IoctlSetWinsize(int(tty.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: 120}); err != nil {

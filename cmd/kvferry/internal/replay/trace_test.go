@@ -18,6 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/internal/needtest"
 )
 
 const goodLine = `{"timestamp": 5, "input_length": 600, "output_length": 20, "hash_ids": [1, 2]}`
@@ -199,16 +200,6 @@ func TestWhere_NamesTheLine(t *testing.T) {
 	}
 }
 
-// missing ends a test that needs something this machine lacks: a skip, but in CI a
-// failure.
-func missing(tb testing.TB, what string) {
-	tb.Helper()
-	if os.Getenv("CI") != "" {
-		tb.Fatal(what)
-	}
-	tb.Skip(what)
-}
-
 // realTrace opens the public trace that the product is measured with.
 func realTrace(tb testing.TB) *Trace {
 	tb.Helper()
@@ -218,7 +209,7 @@ func realTrace(tb testing.TB) *Trace {
 		path = "../../../../../shared/traces" // beside the repository
 	}
 	if _, err := os.Stat(filepath.Join(path, name)); err != nil {
-		missing(tb, fmt.Sprintf("no %s: get it from kvcache-ai/Mooncake on GitHub, folder FAST25-release/traces, and set KVFERRY_TEST_TRACES to its folder", name))
+		needtest.Missing(tb, fmt.Sprintf("no %s: get it from kvcache-ai/Mooncake on GitHub, folder FAST25-release/traces, and set KVFERRY_TEST_TRACES to its folder", name))
 	}
 	t, err := Open(filepath.Join(path, name), 0)
 	if err != nil {

@@ -2,6 +2,7 @@ package device
 
 import (
 	"cmp"
+	"errors"
 	"os"
 	"slices"
 
@@ -249,6 +250,29 @@ func (a *Accelerator) AllocHost(h *Host, bytes, cut int64) (*Memory, error) {
 	if err != nil {
 		_ = m.Free() // nobody has seen it
 		return nil, err
+	}
+	return m, nil
+}
+
+// ReachableMemory returns zeroed host memory of h that the copies of dev reach, in pieces
+// as [Host.AllocPieces] makes them: pinned or, where dev refuses that, memory that it
+// copies slowly. dev is an [Accelerator]. The error is that of its AllocHost, when neither
+// can be had.
+func ReachableMemory(dev interface {
+	AllocHost(h *Host, bytes, cut int64) (*Memory, error)
+	AdmitPageable(m *Memory) error
+}, h *Host, bytes, cut int64,
+) (*Memory, error) {
+	m, err := dev.AllocHost(h, bytes, cut)
+	if err == nil {
+		return m, nil
+	}
+	m, allocErr := h.AllocPieces(bytes, cut)
+	if allocErr != nil {
+		return nil, err
+	}
+	if dev.AdmitPageable(m) != nil {
+		return nil, errors.Join(err, m.Free())
 	}
 	return m, nil
 }

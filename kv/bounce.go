@@ -3,7 +3,6 @@ package kv
 import (
 	"cmp"
 	"context"
-	"errors"
 	"slices"
 	"sync"
 
@@ -73,7 +72,7 @@ func (c *Cache) lockBounce(halves []half) (b *bounce, err error) {
 		if !ok { // as fill has seen
 			return nil, fault.New(fault.Unsupported, "cache", "%s gives no host memory that its copies reach", c.name)
 		}
-		if b.mem, err = hostMemory(dev, b.host, max(one, bounceBytes)); err != nil {
+		if b.mem, err = device.ReachableMemory(dev, b.host, max(one, bounceBytes), 1); err != nil {
 			return nil, err
 		}
 	}
@@ -83,23 +82,6 @@ func (c *Cache) lockBounce(halves []half) (b *bounce, err error) {
 		}
 	}
 	return b, nil
-}
-
-// hostMemory returns host memory that the copies of dev reach: pinned, or where that is
-// refused, memory that it copies slowly.
-func hostMemory(dev pinner, h *device.Host, bytes int64) (*device.Memory, error) {
-	m, err := dev.AllocHost(h, bytes, 1)
-	if err == nil {
-		return m, nil
-	}
-	m, allocErr := h.Alloc(bytes)
-	if allocErr != nil {
-		return nil, err
-	}
-	if dev.AdmitPageable(m) != nil {
-		return nil, errors.Join(err, m.Free())
-	}
-	return m, nil
 }
 
 // close gives everything back. Nothing runs on the stream: every call has waited.

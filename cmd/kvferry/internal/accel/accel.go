@@ -61,23 +61,6 @@ type Opened struct {
 	Selection *copier.Selection
 }
 
-// HostMemory returns zeroed host memory that the accelerator's copies reach, cut as
-// device.Host.AllocPieces has it: pinned or, where that is refused, copied slowly.
-func (o *Opened) HostMemory(bytes, cut int64) (*device.Memory, error) {
-	m, err := o.Accelerator.AllocHost(o.Host, bytes, cut)
-	if err == nil {
-		return m, nil
-	}
-	m, allocErr := o.Host.AllocPieces(bytes, cut)
-	if allocErr != nil {
-		return nil, err
-	}
-	if o.Accelerator.AdmitPageable(m) != nil {
-		return nil, errors.Join(err, m.Free())
-	}
-	return m, nil
-}
-
 // Close closes what Open has opened. What was made of it must be closed first.
 func (o *Opened) Close() error {
 	var errs []error

@@ -38,7 +38,7 @@ func openWindow(p *pools) (w *window, err error) {
 	if err != nil {
 		return w, err
 	}
-	if w.memory, err = p.opened.HostMemory(g.Bytes(), one); err != nil {
+	if w.memory, err = device.ReachableMemory(p.opened.Accelerator, p.opened.Host, g.Bytes(), one); err != nil {
 		return w, err
 	}
 	if w.cache, err = kv.Wrap(g, []*device.Memory{w.memory}); err != nil {

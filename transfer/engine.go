@@ -52,6 +52,15 @@ type Source interface {
 	// touched. p is read, its pairs may be put into another order, and it isn't kept.
 	Copy(ctx context.Context, s device.Stream, p *Plan) error
 
+	// Join tells the owner that this source reads publication e, until Leave says that
+	// its reader has what it wants of it, or Close that the reader has gone. They send
+	// what can be sent at once, and never wait for an owner that may be stopped: what an
+	// owner doesn't hear, the lease's expiry does. Joining again changes nothing. An
+	// engine with no channel to the owner does nothing in Join, and refuses Leave with a
+	// kind of fault.Unsupported.
+	Join(e Epoch) error
+	Leave(e Epoch) error
+
 	// Close ends the use of the owner's memory. No other call is running.
 	Close() error
 }
@@ -61,6 +70,11 @@ type Export struct {
 	Owner OwnerID
 	Cache *kv.Cache
 	Words *device.Memory // the epoch words: word i is the 8 bytes at 8·i
+
+	// Join is called when a reader begins to use publication e, by an engine that sees
+	// its readers come and go. leave is called once: done says that the reader has
+	// acknowledged, otherwise it has gone. It is nil when there is no such publication.
+	Join func(e Epoch) (leave func(done bool))
 }
 
 // Target is where a reader's pages are.
@@ -68,4 +82,5 @@ type Target struct {
 	Cache  *kv.Cache
 	Device device.Device // whose streams copy
 	Copier copier.Copier
+	Host   *device.Host // memory that pages can pass through on their way; nil when there is none
 }

@@ -82,6 +82,7 @@ type fakeEngine struct {
 	name   string
 	silent bool // offers nothing
 	words  *device.Memory
+	join   func(Epoch) func(bool)
 	opened int
 	closed int
 	fail   error // of Open
@@ -94,7 +95,7 @@ func (e *fakeEngine) Offer(x Export) ([]byte, func(), error) {
 	if e.silent {
 		return nil, nil, nil
 	}
-	e.words = x.Words
+	e.words, e.join = x.Words, x.Join
 	return []byte(e.name), func() {}, nil
 }
 
@@ -103,12 +104,15 @@ func (e *fakeEngine) Open(context.Context, Target, *Descriptor, []byte) (Source,
 		return nil, e.fail
 	}
 	e.opened++
-	return &fakeSource{e}, nil
+	return &fakeSource{e: e}, nil
 }
 
 func (*fakeEngine) Close() error { return nil }
 
-type fakeSource struct{ e *fakeEngine }
+type fakeSource struct {
+	e     *fakeEngine
+	leave func(done bool)
+}
 
 func (s *fakeSource) Epoch(_ context.Context, word uint32) (uint64, error) {
 	return s.e.words.LoadUint64(int64(word) * wordBytes)
@@ -121,7 +125,25 @@ func (s *fakeSource) Copy(ctx context.Context, on device.Stream, _ *Plan) error 
 	return nil
 }
 
+func (s *fakeSource) Join(e Epoch) error {
+	if s.leave == nil {
+		s.leave = s.e.join(e)
+	}
+	return nil
+}
+
+func (s *fakeSource) Leave(Epoch) error {
+	if s.leave != nil {
+		s.leave(true)
+		s.leave = nil
+	}
+	return nil
+}
+
 func (s *fakeSource) Close() error {
+	if s.leave != nil {
+		s.leave(false)
+	}
 	s.e.closed++
 	return nil
 }

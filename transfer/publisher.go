@@ -40,6 +40,7 @@ const (
 	defaultPublications = 512 // as many words as an OS page has
 	maxPublications     = 1 << 20
 	defaultMaxTTL       = 10 * time.Minute
+	defaultGrace        = 2 * time.Second
 	wordBytes           = 8
 )
 
@@ -63,9 +64,22 @@ type PublisherOptions struct {
 	Entity, Session string
 	// Publications is how many there may be at a time: at most 1,048,576. 0 means 512.
 	Publications int
-	// MaxTTL bounds a lease, so that a reader that is gone holds pages for that long at
-	// most. 0 means 10 minutes.
+	// MaxTTL bounds a lease, so that a reader that nobody sees go holds pages for that
+	// long at most. 0 means 10 minutes.
 	MaxTTL time.Duration
+	// Grace is how long a publication stays after its last reader has gone without an
+	// acknowledgement, where the engine sees that: time enough to come back, and the
+	// bound on what a dead reader holds. 0 means 2 s.
+	Grace time.Duration
+}
+
+// Lease is what [Publisher.Publish] is asked for.
+type Lease struct {
+	Pages []page.ID
+	Sums  []Sum // of Pages, in their order; none where the host has not seen the bytes
+	TTL   time.Duration
+	// Readers is how many will acknowledge, which ends the publication; 0 means 1.
+	Readers int
 }
 
 // Publisher lends pages of one cache to readers elsewhere. All methods may be called
@@ -74,7 +88,7 @@ type PublisherOptions struct {
 // # A publication
 //
 // Publish holds the pages and takes an epoch word. The publication ends once, by what
-// comes first: Ack, End, its lease's expiry, Close. Then the word grows, and only
+// comes first: its readers' acknowledgements, their end, End, the lease's expiry, Close. Then the word grows, and only
 // after that the pages are released: who reads the word unchanged behind the last byte
 // has read what was published. The next publication that takes the word gets a larger
 // count.
@@ -85,15 +99,18 @@ type Publisher struct {
 	recalls []func() // withdraw of each offer
 
 	mu     sync.Mutex
-	closed bool                  // guarded by mu
-	free   []uint32              // guarded by mu; words of no publication
-	live   map[Epoch]publication // guarded by mu
-	lost   error                 // guarded by mu; what a holder last failed to release
+	closed bool                   // guarded by mu
+	free   []uint32               // guarded by mu; words of no publication
+	live   map[Epoch]*publication // guarded by mu
+	lost   error                  // guarded by mu; what a holder last failed to release
 }
 
 type publication struct {
-	pages []page.ID
-	timer *time.Timer
+	pages   []page.ID
+	timer   *time.Timer
+	expires time.Time
+	awaited int // acknowledgements that will come
+	joined  int // readers that are connected
 }
 
 // NewPublisher returns a publisher with nothing published. Kinds: fault.Invalid
@@ -106,6 +123,8 @@ func NewPublisher(o PublisherOptions) (*Publisher, error) {
 		return nil, fault.New(fault.Invalid, "Publications", "%d is not in 0 … %d", o.Publications, maxPublications)
 	case o.MaxTTL < 0:
 		return nil, fault.New(fault.Invalid, "MaxTTL", "%v is negative", o.MaxTTL)
+	case o.Grace < 0:
+		return nil, fault.New(fault.Invalid, "Grace", "%v is negative", o.Grace)
 	}
 	if o.Publications == 0 {
 		o.Publications = defaultPublications
@@ -113,10 +132,13 @@ func NewPublisher(o PublisherOptions) (*Publisher, error) {
 	if o.MaxTTL == 0 {
 		o.MaxTTL = defaultMaxTTL
 	}
+	if o.Grace == 0 {
+		o.Grace = defaultGrace
+	}
 	if o.Owner == (OwnerID{}) {
 		o.Owner = NewOwnerID()
 	}
-	p := &Publisher{o: o, live: map[Epoch]publication{}}
+	p := &Publisher{o: o, live: map[Epoch]*publication{}}
 	var err error
 	if p.words, err = o.Host.Alloc(int64(o.Publications) * wordBytes); err != nil {
 		return nil, err
@@ -125,7 +147,7 @@ func NewPublisher(o PublisherOptions) (*Publisher, error) {
 		p.free = append(p.free, uint32(o.Publications)-1-i)
 	}
 	for _, e := range o.Engines {
-		offer, withdraw, err := e.Offer(Export{Owner: o.Owner, Cache: o.Cache, Words: p.words})
+		offer, withdraw, err := e.Offer(Export{Owner: o.Owner, Cache: o.Cache, Words: p.words, Join: p.join})
 		if err == nil && withdraw != nil {
 			p.recalls = append(p.recalls, withdraw)
 			p.offers = append(p.offers, Offer{Engine: e.Name(), Data: slices.Clone(offer)})
@@ -160,23 +182,25 @@ func (p *Publisher) Descriptor() (*Descriptor, error) {
 	return p.describe(), nil
 }
 
-// Publish leases the pages for ttl, at most MaxTTL, and returns what a reader needs.
+// Publish leases pages for a time of at most MaxTTL, and returns what a reader needs.
 // They hold complete bytes: the work that writes them is over, for no event crosses to
-// the reader. sums are theirs, in their order, or none where the host has not seen the
-// bytes.
+// the reader.
 //
-// Kinds: fault.Invalid (pages out of range, twice or too many; ttl), fault.Full (too
-// many publications), fault.Unsupported (no engine lets others read), fault.Closed, and
-// those of the holder. A publication that fails holds nothing.
-func (p *Publisher) Publish(pages []page.ID, sums []Sum, ttl time.Duration) (*Descriptor, error) {
+// Kinds: fault.Invalid (pages out of range, twice or too many; sums; time; readers),
+// fault.Full (too many publications), fault.Unsupported (no engine lets others read),
+// fault.Closed, and those of the holder. A publication that fails holds nothing.
+func (p *Publisher) Publish(l Lease) (*Descriptor, error) {
 	d, err := p.Descriptor()
 	if err != nil {
 		return nil, err
 	}
-	if ttl <= 0 || ttl > p.o.MaxTTL {
-		return nil, fault.New(fault.Invalid, "lease", "%v is not more than 0 and at most %v", ttl, p.o.MaxTTL)
+	switch {
+	case l.TTL <= 0 || l.TTL > p.o.MaxTTL:
+		return nil, fault.New(fault.Invalid, "lease", "%v is not more than 0 and at most %v", l.TTL, p.o.MaxTTL)
+	case l.Readers < 0:
+		return nil, fault.New(fault.Invalid, "lease", "%d readers", l.Readers)
 	}
-	if d.Pages, d.Sums, err = sorted(pages, sums); err != nil {
+	if d.Pages, d.Sums, err = sorted(l.Pages, l.Sums); err != nil {
 		return nil, err
 	}
 	if err := d.check(); err != nil {
@@ -203,10 +227,11 @@ func (p *Publisher) Publish(pages []page.ID, sums []Sum, ttl time.Duration) (*De
 		}
 	}
 	p.free = p.free[:len(p.free)-1]
-	d.Epoch, d.Expires = Epoch{Word: word, Count: count}, time.Now().Add(ttl).Round(0)
-	p.live[d.Epoch] = publication{
-		pages: slices.Clone(d.Pages),                              // the descriptor is the caller's
-		timer: time.AfterFunc(ttl, func() { _ = p.End(d.Epoch) }), // ended before, or kept for Close
+	d.Epoch, d.Expires = Epoch{Word: word, Count: count}, time.Now().Add(l.TTL).Round(0)
+	p.live[d.Epoch] = &publication{
+		pages:   slices.Clone(d.Pages),                                // the descriptor is the caller's
+		timer:   time.AfterFunc(l.TTL, func() { _ = p.End(d.Epoch) }), // ended before, or kept for Close
+		expires: d.Expires, awaited: max(l.Readers, 1),
 	}
 	return d, nil
 }
@@ -234,14 +259,51 @@ func sorted(pages []page.ID, sums []Sum) ([]page.ID, []Sum, error) {
 	return toPages, toSums, nil
 }
 
-// Ack ends a publication whose readers are done: it is End by another name, for what a
-// reader sends. It comes from outside, so it must name the owner too.
-// Kinds: those of End, and fault.Invalid for another owner's.
+// Ack is a reader's acknowledgement, as it came on the channel by which descriptors go:
+// it has what it wants of e. The last one that is awaited ends the publication. It comes
+// from outside, so it must name the owner too. Kinds: those of End, and fault.Invalid for
+// another owner's.
 func (p *Publisher) Ack(owner OwnerID, e Epoch) error {
 	if owner != p.o.Owner {
 		return fault.New(fault.Invalid, "acknowledgement", "is for owner %v, and this is %v", owner, p.o.Owner)
 	}
-	return p.End(e)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if pub := p.live[e]; pub != nil && pub.awaited > 1 {
+		pub.awaited--
+		return nil
+	}
+	return p.end(e)
+}
+
+// join implements [Export.Join].
+func (p *Publisher) join(e Epoch) (leave func(done bool)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	pub := p.live[e]
+	if pub == nil {
+		return nil
+	}
+	if pub.joined++; pub.joined == 1 {
+		pub.timer.Reset(time.Until(pub.expires))
+	}
+	return func(done bool) {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if p.live[e] != pub {
+			return
+		}
+		pub.joined--
+		if done {
+			pub.awaited--
+		}
+		switch {
+		case pub.awaited == 0:
+			_ = p.end(e) // what a holder failed to release is kept for Close
+		case pub.joined == 0 && !done:
+			pub.timer.Reset(min(time.Until(pub.expires), p.o.Grace))
+		}
+	}
 }
 
 // End ends a publication now: reads of it that are not over fail, and its pages are
@@ -291,20 +353,23 @@ func (p *Publisher) Leased() int {
 // Closing again does nothing.
 func (p *Publisher) Close() error {
 	p.mu.Lock()
-	defer p.mu.Unlock()
 	if p.closed {
+		p.mu.Unlock()
 		return nil
 	}
 	p.closed = true
 	for e := range p.live {
 		_ = p.end(e) // kept in lost
 	}
-	for _, withdraw := range p.recalls {
+	p.mu.Unlock()
+	for _, withdraw := range p.recalls { // with no lock held: they may wait for readers that leave
 		withdraw()
 	}
 	if err := p.words.Free(); err != nil {
 		return err
 	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	return p.lost
 }
 

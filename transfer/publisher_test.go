@@ -2,6 +2,7 @@ package transfer
 
 import (
 	"errors"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -31,7 +32,7 @@ func TestPublisher_LeaseEndsOnce(t *testing.T) {
 				pair := newPair(t)
 				p := pair.publish(PublisherOptions{Holder: HoldArena(pair.arena)})
 				began := time.Now()
-				d := must(p.Publish([]page.ID{5, 2, 9}, []Sum{{5, 5}, {2, 2}, {9, 9}}, time.Minute))(t)
+				d := must(p.Publish(Lease{Pages: []page.ID{5, 2, 9}, Sums: []Sum{{5, 5}, {2, 2}, {9, 9}}, TTL: time.Minute}))(t)
 				if !d.Leases || !d.Expires.Equal(began.Add(time.Minute)) || !slices.Equal(d.Pages, []page.ID{2, 5, 9}) ||
 					!slices.Equal(d.Sums, []Sum{{2, 2}, {5, 5}, {9, 9}}) {
 					t.Errorf("leases %t until %v of pages %v with sums %v", d.Leases, d.Expires, d.Pages, d.Sums)
@@ -82,11 +83,11 @@ func TestPublisher_WordGrowsBeforePagesAreReleased(t *testing.T) {
 	p := pair.publish(PublisherOptions{Holder: h, Publications: 1})
 	h.word = func() uint64 { return must(pair.engine.words.LoadUint64(0))(t) }
 	for i := range uint64(3) {
-		d := must(p.Publish([]page.ID{3, 1}, nil, time.Minute))(t)
+		d := must(p.Publish(Lease{Pages: []page.ID{3, 1}, TTL: time.Minute}))(t)
 		if d.Epoch != (Epoch{Word: 0, Count: i}) || h.held != i || !slices.Equal(h.heldPages, []page.ID{1, 3}) {
 			t.Errorf("publication %d has epoch %v; pages %v were held at %d", i, d.Epoch, h.heldPages, h.held)
 		}
-		if _, err := p.Publish([]page.ID{4}, nil, time.Minute); !errors.Is(err, fault.Full) {
+		if _, err := p.Publish(Lease{Pages: []page.ID{4}, TTL: time.Minute}); !errors.Is(err, fault.Full) {
 			t.Errorf("more than Publications: error %v, want kind full", err)
 		}
 		noError(t, p.End(d.Epoch))
@@ -101,11 +102,11 @@ func TestPublisher_HolderThatFails(t *testing.T) {
 	h := &orderly{word: func() uint64 { return 0 }}
 	p := must(NewPublisher(PublisherOptions{Cache: pair.far, Host: pair.host, Engines: []Engine{pair.engine}, Holder: h}))(t)
 	h.fail = errors.New("no")
-	if _, err := p.Publish([]page.ID{3}, nil, time.Minute); !errors.Is(err, h.fail) || p.Leased() != 0 {
+	if _, err := p.Publish(Lease{Pages: []page.ID{3}, TTL: time.Minute}); !errors.Is(err, h.fail) || p.Leased() != 0 {
 		t.Errorf("error %v, want %v", err, h.fail)
 	}
 	h.fail = nil
-	d := must(p.Publish([]page.ID{3}, nil, time.Minute))(t)
+	d := must(p.Publish(Lease{Pages: []page.ID{3}, TTL: time.Minute}))(t)
 	h.fail = errors.New("still in use")
 	if err := p.End(d.Epoch); !errors.Is(err, h.fail) || p.Leased() != 0 {
 		t.Errorf("error %v, want %v; %d publications", err, h.fail, p.Leased())
@@ -121,7 +122,7 @@ func TestPublisher_PagesOfAnArenaMustBeSealed(t *testing.T) {
 	must(pair.arena.Release(pair.pages[:2]))(t)
 	mine := must(pair.arena.Acquire(nil, 1))(t)
 	p := pair.publish(PublisherOptions{Holder: HoldArena(pair.arena)})
-	if _, err := p.Publish(append(mine, pair.pages[5]), nil, time.Minute); !errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "not sealed") {
+	if _, err := p.Publish(Lease{Pages: append(mine, pair.pages[5]), TTL: time.Minute}); !errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "not sealed") {
 		t.Errorf("a page still being written: error %v", err)
 	}
 	if n := pair.arena.Owners(pair.pages[5]); n != 1 || p.Leased() != 0 {
@@ -133,19 +134,23 @@ func TestPublisher_Refuses(t *testing.T) {
 	pair := newPair(t)
 	p := pair.publish(PublisherOptions{MaxTTL: time.Minute})
 	for name, publish := range map[string]func() (*Descriptor, error){
-		"no time":        func() (*Descriptor, error) { return p.Publish([]page.ID{1}, nil, 0) },
-		"too long":       func() (*Descriptor, error) { return p.Publish([]page.ID{1}, nil, time.Minute+1) },
-		"out of range":   func() (*Descriptor, error) { return p.Publish([]page.ID{1, 12}, nil, time.Second) },
-		"below":          func() (*Descriptor, error) { return p.Publish([]page.ID{1, -1}, nil, time.Second) },
-		"twice":          func() (*Descriptor, error) { return p.Publish([]page.ID{2, 1, 2}, nil, time.Second) },
-		"too few sums":   func() (*Descriptor, error) { return p.Publish([]page.ID{2, 1}, make([]Sum, 1), time.Second) },
-		"sums of nobody": func() (*Descriptor, error) { return p.Publish(nil, make([]Sum, 1), time.Second) },
+		"no time":      func() (*Descriptor, error) { return p.Publish(Lease{Pages: []page.ID{1}, TTL: 0}) },
+		"too long":     func() (*Descriptor, error) { return p.Publish(Lease{Pages: []page.ID{1}, TTL: time.Minute + 1}) },
+		"out of range": func() (*Descriptor, error) { return p.Publish(Lease{Pages: []page.ID{1, 12}, TTL: time.Second}) },
+		"below":        func() (*Descriptor, error) { return p.Publish(Lease{Pages: []page.ID{1, -1}, TTL: time.Second}) },
+		"twice":        func() (*Descriptor, error) { return p.Publish(Lease{Pages: []page.ID{2, 1, 2}, TTL: time.Second}) },
+		"too few sums": func() (*Descriptor, error) {
+			return p.Publish(Lease{Pages: []page.ID{2, 1}, Sums: make([]Sum, 1), TTL: time.Second})
+		},
+		"sums of nobody": func() (*Descriptor, error) {
+			return p.Publish(Lease{Pages: nil, Sums: make([]Sum, 1), TTL: time.Second})
+		},
 	} {
 		if _, err := publish(); !errors.Is(err, fault.Invalid) {
 			t.Errorf("%s: error %v, want kind invalid", name, err)
 		}
 	}
-	d := must(p.Publish([]page.ID{1}, nil, time.Minute))(t)
+	d := must(p.Publish(Lease{Pages: []page.ID{1}, TTL: time.Minute}))(t)
 	if d.Leases {
 		t.Error("leases without a holder")
 	}
@@ -153,12 +158,12 @@ func TestPublisher_Refuses(t *testing.T) {
 		t.Errorf("an acknowledgement for somebody else: error %v, want kind invalid", err)
 	}
 	noError(t, p.Close())
-	if _, err := p.Publish([]page.ID{1}, nil, time.Minute); !errors.Is(err, fault.Closed) {
+	if _, err := p.Publish(Lease{Pages: []page.ID{1}, TTL: time.Minute}); !errors.Is(err, fault.Closed) {
 		t.Errorf("published after Close: error %v, want kind closed", err)
 	}
 
 	quiet := pair.publish(PublisherOptions{Engines: []Engine{&fakeEngine{name: "quiet", silent: true}}})
-	if _, err := quiet.Publish([]page.ID{1}, nil, time.Minute); !errors.Is(err, fault.Unsupported) {
+	if _, err := quiet.Publish(Lease{Pages: []page.ID{1}, TTL: time.Minute}); !errors.Is(err, fault.Unsupported) {
 		t.Errorf("published where nobody can read: error %v, want kind unsupported", err)
 	}
 }
@@ -178,4 +183,71 @@ func TestNewPublisher_Refuses(t *testing.T) {
 			t.Errorf("%s: error %v, want kind invalid", name, err)
 		}
 	}
+}
+
+func TestPublisher_EndsWithItsReaders(t *testing.T) {
+	pair := newPair(t)
+	p := pair.publish(PublisherOptions{Grace: time.Millisecond})
+	lease := Lease{Pages: []page.ID{1}, TTL: time.Minute, Readers: 2}
+
+	t.Run("both acknowledge", func(t *testing.T) {
+		d := must(p.Publish(lease))(t)
+		a, b := pair.engine.join(d.Epoch), pair.engine.join(d.Epoch)
+		a(true)
+		if p.Leased() != 1 {
+			t.Error("it ended with one reader to come")
+		}
+		b(true)
+		if p.Leased() != 0 {
+			t.Error("it has not ended")
+		}
+		if pair.engine.join(d.Epoch) != nil {
+			t.Error("somebody joins what has ended")
+		}
+	})
+	t.Run("one acknowledges on another channel", func(t *testing.T) {
+		d := must(p.Publish(lease))(t)
+		noError(t, p.Ack(d.Owner, d.Epoch))
+		if p.Leased() != 1 {
+			t.Error("it ended with one reader to come")
+		}
+		pair.engine.join(d.Epoch)(true)
+		if p.Leased() != 0 {
+			t.Error("it has not ended")
+		}
+	})
+	t.Run("they go", func(t *testing.T) {
+		d := must(p.Publish(lease))(t)
+		word := int64(d.Epoch.Word) * wordBytes
+		a, b := pair.engine.join(d.Epoch), pair.engine.join(d.Epoch)
+		a(false)
+		if must(pair.engine.words.LoadUint64(word))(t) != d.Epoch.Count {
+			t.Error("it ended while a reader was there")
+		}
+		b(false)
+		for p.Leased() != 0 { // hangs if a reader that has gone holds pages
+			runtime.Gosched()
+		}
+	})
+}
+
+// Who comes back within the grace has the lease as it was.
+func TestPublisher_TakesReadersBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		pair := newPair(t)
+		p := pair.publish(PublisherOptions{Grace: time.Second})
+		d := must(p.Publish(Lease{Pages: []page.ID{1}, TTL: time.Minute}))(t)
+		pair.engine.join(d.Epoch)(false)
+		<-time.After(time.Second / 2)
+		leave := pair.engine.join(d.Epoch)
+		<-time.After(50 * time.Second)
+		if leave == nil || p.Leased() != 1 {
+			t.Fatal("the publication ended in spite of its reader")
+		}
+		leave(false)
+		<-time.After(2 * time.Second)
+		if p.Leased() != 0 {
+			t.Error("the publication has outlasted its reader")
+		}
+	})
 }

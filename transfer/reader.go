@@ -2,6 +2,7 @@ package transfer
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -33,6 +34,9 @@ type Options struct {
 	// Copier moves pages where the engine reads by copies of the device. Nil means the
 	// portable one.
 	Copier copier.Copier
+	// Host has memory for pages on their way into Device, where an engine can't write
+	// there itself. Nil where Device is the host, or all engines can.
+	Host *device.Host
 	// Engines read other owners' memory. They are the caller's to close, after the reader.
 	Engines []Engine
 	// Publisher publishes the pages of the same cache, for Descriptor, and so that the
@@ -124,7 +128,7 @@ func NewReader(o Options) (*Reader, error) {
 		o.Copier = copier.NewPortable()
 	}
 	r := &Reader{
-		o: o, target: Target{Cache: o.Cache, Device: o.Device, Copier: o.Copier},
+		o: o, target: Target{Cache: o.Cache, Device: o.Device, Copier: o.Copier, Host: o.Host},
 		slots: make(chan struct{}, o.MaxWorkers), jobs: sync.Pool{New: func() any { return new(job) }},
 		peers: map[peerID]*peer{},
 	}
@@ -169,13 +173,7 @@ func (r *Reader) StartRetrieve(ctx context.Context, start, end int, local, remot
 	j := r.jobs.Get().(*job) //nolint:errcheck // made by NewReader and put back by done
 	err := r.prepare(j, start, end, local, remote, d)
 	if err == nil {
-		r.mu.Lock()
-		if r.closed {
-			err = fault.New(fault.Closed, "reader", "closed before")
-		} else {
-			r.reads.Add(1)
-		}
-		r.mu.Unlock()
+		err = r.enter()
 	}
 	if err != nil {
 		r.done(j)
@@ -355,6 +353,9 @@ func (r *Reader) transfer(ctx context.Context, j *job) (err error) {
 	}
 	failed := true
 	defer func() { r.put(p, failed) }()
+	if err := p.source.Join(j.d.Epoch); err != nil {
+		return err
+	}
 	if err := checkEpoch(ctx, p.source, j.d); err != nil {
 		failed = fault.KindOf(err) != fault.NotFound
 		return err
@@ -444,6 +445,47 @@ func (r *Reader) Retrieve(ctx context.Context, start, end int, local, remote []p
 		return outcome
 	}
 	return &UnfinishedError{Ticket: t, Err: err}
+}
+
+// Ack tells the owner of d that this reader has what it wants of what d published: where
+// no other reader is awaited, the owner releases the pages. It doesn't wait for an
+// answer. Without it they are released when this reader closes or the lease expires.
+// Kinds: fault.Invalid (no descriptor), fault.Unsupported (no engine on both sides, or
+// one with no channel to the owner: give the descriptor's owner and epoch to
+// [Publisher.Ack] there), fault.Closed, and the engine's.
+func (r *Reader) Ack(ctx context.Context, d *Descriptor) error {
+	if d == nil || d.Geometry == nil {
+		return fault.New(fault.Invalid, "descriptor", "there is none")
+	}
+	j := &job{d: d}
+	if j.engine, j.offer = r.choose(d); j.engine == nil {
+		return r.errNoEngine(d)
+	}
+	if err := r.enter(); err != nil {
+		return err
+	}
+	defer r.reads.Done()
+	ctx, cancel := context.WithTimeout(ctx, r.o.Deadline)
+	defer cancel()
+	defer context.AfterFunc(r.ctx, cancel)()
+	p, err := r.open(ctx, j)
+	if err != nil {
+		return err
+	}
+	err = errors.Join(p.source.Join(d.Epoch), p.source.Leave(d.Epoch))
+	r.put(p, err != nil && !errors.Is(err, fault.Unsupported))
+	return err
+}
+
+// enter begins what Close waits for: reads.Done ends it. Kind: fault.Closed.
+func (r *Reader) enter() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return fault.New(fault.Closed, "reader", "closed before")
+	}
+	r.reads.Add(1)
+	return nil
 }
 
 // Close ends all reads, waits until no copy writes the cache any more, and closes what

@@ -19,12 +19,12 @@ func (p *pair) published(o PublisherOptions) *Descriptor {
 		o.Holder = HoldArena(p.arena)
 	}
 	p.publisher = p.publish(o)
-	return must(p.publisher.Publish(p.pages[:4], nil, time.Minute))(p)
+	return must(p.publisher.Publish(Lease{Pages: p.pages[:4], TTL: time.Minute}))(p)
 }
 
 func TestReader_PromisesAreAskedFor(t *testing.T) {
 	pair := newPair(t)
-	d := must(pair.publish(PublisherOptions{}).Publish(pair.pages[:4], nil, time.Minute))(t)
+	d := must(pair.publish(PublisherOptions{}).Publish(Lease{Pages: pair.pages[:4], TTL: time.Minute}))(t)
 	if err := pair.read(Options{}).Retrieve(t.Context(), 0, 8, pair.pages, pair.pages, d); !errors.Is(err, fault.Unsupported) {
 		t.Errorf("no lease: error %v, want kind unsupported", err)
 	}
@@ -226,7 +226,7 @@ func TestNewReader_Refuses(t *testing.T) {
 func TestReader_AllocatesNothingForAPage(t *testing.T) {
 	pair := newPair(t)
 	p := pair.publish(PublisherOptions{Holder: HoldArena(pair.arena)})
-	d := must(p.Publish(pair.pages, nil, time.Minute))(t)
+	d := must(p.Publish(Lease{Pages: pair.pages, TTL: time.Minute}))(t)
 	r := pair.read(Options{})
 	allocations := func(pages int) float64 {
 		return testing.AllocsPerRun(50, func() {
@@ -235,5 +235,24 @@ func TestReader_AllocatesNothingForAPage(t *testing.T) {
 	}
 	if few, many := allocations(2), allocations(len(pair.pages)); many > few+2 {
 		t.Errorf("%v allocations for 2 pages, %v for %d", few, many, len(pair.pages))
+	}
+}
+
+func TestReader_AcknowledgesByItsEngine(t *testing.T) {
+	pair := newPair(t)
+	p := pair.publish(PublisherOptions{Holder: HoldArena(pair.arena)})
+	r := pair.read(Options{})
+	d := must(p.Publish(Lease{Pages: pair.pages[:4], TTL: time.Minute}))(t)
+	noError(t, r.Retrieve(t.Context(), 0, 8, pair.pages[:1], pair.pages[:1], d))
+	if p.Leased() != 1 {
+		t.Error("a read alone ended the publication")
+	}
+	noError(t, r.Ack(t.Context(), d))
+	if p.Leased() != 0 || pair.engine.opened != 1 {
+		t.Errorf("%d publications after the acknowledgement, the owner opened %d times", p.Leased(), pair.engine.opened)
+	}
+	noError(t, r.Close())
+	if err := r.Ack(t.Context(), d); !errors.Is(err, fault.Closed) {
+		t.Errorf("after Close: %v, want kind closed", err)
 	}
 }

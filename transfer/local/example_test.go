@@ -60,7 +60,7 @@ func Example() {
 		panic(err)
 	}
 	defer publisher.Close()
-	published, err := publisher.Publish(remote, nil, time.Minute)
+	published, err := publisher.Publish(transfer.Lease{Pages: remote, TTL: time.Minute})
 	if err != nil {
 		panic(err)
 	}

@@ -80,7 +80,7 @@ func (e *Engine) Open(_ context.Context, t transfer.Target, d *transfer.Descript
 	if route.Same() {
 		return nil, fault.New(fault.Invalid, "descriptor", "its pages are the reader's own")
 	}
-	return &source{export: x, route: route, copier: t.Copier}, nil
+	return &source{export: x, route: route, copier: t.Copier, joined: map[transfer.Epoch]func(bool){}}, nil
 }
 
 // Close does nothing: what is in the engine leaves it when its publisher closes.
@@ -94,6 +94,9 @@ type source struct {
 	export *export
 	route  *kv.Route
 	copier copier.Copier
+
+	mu     sync.Mutex
+	joined map[transfer.Epoch]func(done bool) // guarded by mu
 }
 
 // Epoch implements [transfer.Source]: the word is an atomic load away. Whoever waits for
@@ -128,5 +131,37 @@ func (s *source) enqueue(on device.Stream, p *transfer.Plan) error {
 	return nil
 }
 
+// Join implements [transfer.Source].
+func (s *source) Join(e transfer.Epoch) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.joined[e] != nil {
+		return nil
+	}
+	if leave := s.export.Join(e); leave != nil {
+		s.joined[e] = leave
+	}
+	return nil
+}
+
+// Leave implements [transfer.Source].
+func (s *source) Leave(e transfer.Epoch) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if leave := s.joined[e]; leave != nil {
+		delete(s.joined, e)
+		leave(true)
+	}
+	return nil
+}
+
 // Close implements [transfer.Source].
-func (*source) Close() error { return nil }
+func (s *source) Close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for e, leave := range s.joined {
+		delete(s.joined, e)
+		leave(false)
+	}
+	return nil
+}

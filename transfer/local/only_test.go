@@ -49,7 +49,7 @@ func TestOnly(t *testing.T) {
 	if d, err := r.Descriptor(); !errors.Is(err, fault.Unsupported) {
 		t.Errorf("a descriptor: %v, error %v, want kind unsupported", d, err)
 	}
-	if _, err := publisher.Publish([]page.ID{1}, nil, time.Minute); !errors.Is(err, fault.Unsupported) {
+	if _, err := publisher.Publish(transfer.Lease{Pages: []page.ID{1}, TTL: time.Minute}); !errors.Is(err, fault.Unsupported) {
 		t.Errorf("published: error %v, want kind unsupported", err)
 	}
 	noError(t, r.Retrieve(t.Context(), 3, 3, nil, nil, nil))
@@ -74,7 +74,7 @@ func TestEngine_RefusesTheReadersOwnMemory(t *testing.T) {
 	noError(t, err)
 	engines := []transfer.Engine{local.New()}
 	p := opened(transfer.NewPublisher(transfer.PublisherOptions{Cache: cache, Host: host, Engines: engines}))(t)
-	d, err := p.Publish([]page.ID{1}, nil, time.Minute)
+	d, err := p.Publish(transfer.Lease{Pages: []page.ID{1}, TTL: time.Minute})
 	noError(t, err)
 	r := opened(transfer.NewReader(transfer.Options{Cache: again, Device: host, Engines: engines, AcceptUnleased: true}))(t)
 	if err := r.Retrieve(t.Context(), 0, 3, []page.ID{2}, []page.ID{1}, d); !errors.Is(err, fault.Invalid) {

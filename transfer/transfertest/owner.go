@@ -80,7 +80,7 @@ func (s *Served) Publish(pages []page.ID, sums bool, ttl time.Duration) ([]byte,
 			return nil, err
 		}
 	}
-	d, err := s.publisher.Publish(pages, of, ttl)
+	d, err := s.publisher.Publish(transfer.Lease{Pages: pages, Sums: of, TTL: ttl})
 	if err != nil {
 		return nil, err
 	}

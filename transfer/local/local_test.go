@@ -4,8 +4,6 @@ import (
 	"testing"
 
 	"github.com/kvferry/kvferry/internal/leaktest"
-	"github.com/kvferry/kvferry/kv"
-	"github.com/kvferry/kvferry/transfer"
 	"github.com/kvferry/kvferry/transfer/local"
 	"github.com/kvferry/kvferry/transfer/transfertest"
 )
@@ -15,10 +13,8 @@ func TestMain(m *testing.M) { leaktest.Main(m) }
 // harness has both sides of one engine in this process.
 func harness() transfertest.Harness {
 	e := local.New()
-	return transfertest.Harness{
-		Owner:  func(g *kv.Geometry, seed uint64) (transfertest.Owner, error) { return transfertest.Serve(g, seed, e) },
-		Engine: func() (transfer.Engine, error) { return e, nil },
-	}
+	side := func() (transfertest.Side, error) { return transfertest.Side{Engine: e}, nil }
+	return transfertest.Harness{Owner: side, Reader: side}
 }
 
 func TestEngine_PassesTheSuite(t *testing.T) { transfertest.Run(t, harness()) }

@@ -34,20 +34,24 @@ type Owner interface {
 	Close() error
 }
 
-// Served is an owner: a cache in host memory, its arena and its publisher.
+// Served is an owner: a cache, its arena and its publisher.
 type Served struct {
+	side      Side
 	host      *device.Host
-	cache     *kv.Cache
+	ground    *ground
 	arena     *page.Arena
 	publisher *transfer.Publisher
 }
 
 var _ Owner = (*Served)(nil)
 
-// Serve returns an owner that engines let others read: all its pages are held by it,
-// sealed, and filled by seed. On an error nothing is left.
-func Serve(g *kv.Geometry, seed uint64, engines ...transfer.Engine) (s *Served, err error) {
-	s = &Served{}
+// graceful is how long a publication stays when its reader has gone.
+const graceful = 20 * time.Millisecond
+
+// Serve returns an owner on that side, which it closes: all pages of its cache are held
+// by it, sealed, and filled by seed. On an error nothing is left.
+func Serve(side Side, g *kv.Geometry, seed uint64) (s *Served, err error) {
+	s = &Served{side: side}
 	defer func() {
 		if err != nil {
 			_ = s.Close()
@@ -56,7 +60,7 @@ func Serve(g *kv.Geometry, seed uint64, engines ...transfer.Engine) (s *Served, 
 	if s.host, err = device.OpenHost(device.HostOptions{}); err != nil {
 		return nil, err
 	}
-	if s.cache, err = kv.NewCache(g, s.host); err != nil {
+	if s.ground, err = newGround(side, s.host, g); err != nil {
 		return nil, err
 	}
 	if s.arena, err = page.NewArena(page.ArenaOptions{Pages: g.Pages(), Sink: g.Sink()}); err != nil {
@@ -66,7 +70,8 @@ func Serve(g *kv.Geometry, seed uint64, engines ...transfer.Engine) (s *Served, 
 		return nil, err
 	}
 	s.publisher, err = transfer.NewPublisher(transfer.PublisherOptions{
-		Cache: s.cache, Holder: transfer.HoldArena(s.arena), Host: s.host, Engines: engines, Entity: "transfertest",
+		Cache: s.ground.cache, Holder: transfer.HoldArena(s.arena), Host: s.host, Engines: []transfer.Engine{side.Engine},
+		Entity: "transfertest", Grace: graceful,
 	})
 	return s, err
 }
@@ -74,9 +79,9 @@ func Serve(g *kv.Geometry, seed uint64, engines ...transfer.Engine) (s *Served, 
 // Publish implements [Owner].
 func (s *Served) Publish(pages []page.ID, sums bool, ttl time.Duration) ([]byte, error) {
 	var of []transfer.Sum
-	if sums {
+	if sums && s.ground.mirror == nil { // else the host doesn't see the bytes
 		var err error
-		if of, err = transfer.AppendSums(nil, s.cache, pages); err != nil {
+		if of, err = transfer.AppendSums(nil, s.ground.cache, pages); err != nil {
 			return nil, err
 		}
 	}
@@ -105,7 +110,7 @@ func (s *Served) Reuse(seed uint64) ([]page.ID, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := Fill(s.cache, seed, pages); err != nil {
+	if err := s.ground.fill(seed, pages); err != nil {
 		return nil, err
 	}
 	return pages, s.arena.Seal(pages)
@@ -122,11 +127,15 @@ func (s *Served) Close() (err error) {
 	if s.publisher != nil {
 		err = s.publisher.Close()
 	}
-	if s.cache != nil {
-		err = errors.Join(err, s.cache.Close())
+	err = errors.Join(err, s.side.Engine.Close())
+	if s.ground != nil {
+		err = errors.Join(err, s.ground.close())
 	}
 	if s.host != nil {
 		err = errors.Join(err, s.host.Close())
+	}
+	if s.side.Close != nil {
+		err = errors.Join(err, s.side.Close())
 	}
 	return err
 }

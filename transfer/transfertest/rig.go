@@ -1,7 +1,6 @@
 package transfertest
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -30,10 +29,12 @@ const (
 // rig is an owner, a reader, and what the case knows about both.
 type rig struct {
 	testing.TB
+	harness Harness
 	owner   Owner
 	engine  *tapped
 	reader  *transfer.Reader
-	cache   *kv.Cache   // of the reader
+	ground  *ground // of the reader
+	cache   *kv.Cache
 	arena   *page.Arena // of the reader's pages
 	far     *kv.Geometry
 	image   *kv.Cache // what the owner's pages hold
@@ -46,23 +47,32 @@ type rig struct {
 func newRig(t testing.TB, h Harness, local, far func() (*kv.Geometry, error), sabotage sabotage) *rig {
 	t.Helper()
 	r := &rig{TB: t, seeds: rand.New(rand.NewPCG(1, 2))}
+	r.harness = h
 	host := must(device.OpenHost(device.HostOptions{}))(t)
 	t.Cleanup(func() { noError(t, host.Close()) })
-	r.cache = must(kv.NewCache(must(local())(t), host))(t)
-	t.Cleanup(func() { noError(t, r.cache.Close()) })
+	side := must(h.Reader())(t)
+	if side.Close != nil {
+		t.Cleanup(func() { noError(t, side.Close()) })
+	}
+	r.engine = &tapped{Engine: side.Engine, rig: r, sabotage: sabotage}
+	r.ground = must(newGround(side, host, must(local())(t)))(t)
+	t.Cleanup(func() { noError(t, r.ground.close()) })
+	r.cache = r.ground.cache
 	r.far = must(far())(t)
 	r.image = must(kv.NewCache(r.far, host))(t)
 	t.Cleanup(func() { noError(t, r.image.Close()) })
 	g := r.cache.Geometry()
 	r.arena = must(page.NewArena(page.ArenaOptions{Pages: g.Pages(), Sink: g.Sink()}))(t)
-	noError(t, Fill(r.cache, localSeed, allPages(g)))
+	noError(t, r.ground.fill(localSeed, allPages(g)))
 	noError(t, Fill(r.image, farSeed, allPages(r.far)))
 
-	r.owner = must(h.Owner(r.far, farSeed))(t)
+	r.owner = must(h.owner(r.far, farSeed))(t)
 	t.Cleanup(func() { noError(t, r.owner.Close()) })
-	r.engine = &tapped{Engine: must(h.Engine())(t), rig: r, sabotage: sabotage}
 	t.Cleanup(func() { noError(t, r.engine.Close()) })
-	r.opts = transfer.Options{Cache: r.cache, Device: host, Engines: []transfer.Engine{r.engine}, Deadline: patience}
+	r.opts = transfer.Options{
+		Cache: r.cache, Device: r.ground.dev, Copier: side.Copier, Host: host,
+		Engines: []transfer.Engine{r.engine}, Deadline: patience,
+	}
 	r.reader = must(transfer.NewReader(r.opts))(t)
 	t.Cleanup(func() {
 		noError(t, r.reader.Close())
@@ -114,22 +124,34 @@ func (r *rig) end(s *run) {
 	must(r.arena.Release(s.local))(r)
 }
 
-// snapshot returns the bytes of the reader's cache.
-func (r *rig) snapshot() (regions [][]byte) {
-	r.Helper()
-	for i := range r.cache.Geometry().Regions() {
-		regions = append(regions, bytes.Clone(must(r.cache.Region(i))(r).Bytes()))
+// owner makes an owner of a cache of that geometry, filled by seed.
+func (h *Harness) owner(g *kv.Geometry, seed uint64) (Owner, error) {
+	if h.Role != "" {
+		return startOwner(h.Role, g, seed)
 	}
-	return regions
+	side, err := h.Owner()
+	if err != nil {
+		return nil, err
+	}
+	return Serve(side, g, seed)
+}
+
+// snapshot returns the bytes of the reader's cache.
+func (r *rig) snapshot() [][]byte {
+	r.Helper()
+	return must(r.ground.bytes())(r)
 }
 
 // compare tells how the reader's cache differs from want.
 func (r *rig) compare(want [][]byte) error {
+	is, err := r.ground.bytes()
+	if err != nil {
+		return err
+	}
 	for i, b := range want {
-		is := must(r.cache.Region(i))(r).Bytes()
 		for off := range b {
-			if is[off] != b[off] {
-				return fmt.Errorf("byte %d of region %d is %#02x, want %#02x", off, i, is[off], b[off])
+			if is[i][off] != b[off] {
+				return fmt.Errorf("byte %d of region %d is %#02x, want %#02x", off, i, is[i][off], b[off])
 			}
 		}
 	}

@@ -17,7 +17,7 @@ func onto(dst, src *Cache) (bool, error) {
 	if dst.name != src.name || !meet(dst, src) {
 		return false, nil
 	}
-	to, from := dst.g.spec.sorted(), src.g.spec.sorted()
+	to, from := dst.g.sorted, src.g.sorted
 	some, all := false, true
 	for i := range to {
 		for j := range to[i].Planes {

@@ -62,6 +62,7 @@ type Plane struct {
 // goroutine.
 type Geometry struct {
 	spec        Spec
+	sorted      []Layer // by id, as two caches are compared and paired; never changed
 	pageBytes   int64
 	bytes       int64
 	whole       []bool // by position: the layer has a plane that moves only as whole pages
@@ -93,6 +94,7 @@ func NewGeometry(s Spec) (*Geometry, error) {
 		whole := slices.ContainsFunc(l.Planes, func(p Plane) bool { return p.TokenStride == 0 })
 		g.whole = append(g.whole, whole)
 	}
+	g.sorted = g.spec.sorted()
 	g.fingerprint = fingerprint(&g.spec)
 	g.findSingle()
 	return g, nil
@@ -243,39 +245,44 @@ func exchangeable(a, b *Geometry, anyHeads bool) error {
 	case len(s.Layers) != len(t.Layers):
 		return differ("number of layers", len(s.Layers), len(t.Layers))
 	}
-	x, y := s.sorted(), t.sorted()
-	for i := range x {
-		if x[i].ID != y[i].ID {
-			return differ("set of layers", fmt.Sprintf("layer %d", x[i].ID), fmt.Sprintf("layer %d", y[i].ID))
+	for i := range a.sorted {
+		x, y := &a.sorted[i], &b.sorted[i]
+		if x.ID != y.ID {
+			return differ("set of layers", fmt.Sprintf("layer %d", x.ID), fmt.Sprintf("layer %d", y.ID))
 		}
-		field := fmt.Sprintf("layer %d: ", x[i].ID)
+		layer := func(field string, of, other any) error {
+			return differ(fmt.Sprintf("layer %d: %s", x.ID, field), of, other)
+		}
 		switch {
-		case !anyHeads && x[i].FirstHead != y[i].FirstHead:
-			return differ(field+"first head", x[i].FirstHead, y[i].FirstHead)
-		case !anyHeads && x[i].Heads != y[i].Heads:
-			return differ(field+"number of heads", x[i].Heads, y[i].Heads)
-		case x[i].Dim != y[i].Dim:
-			return differ(field+"head dim", x[i].Dim, y[i].Dim)
-		case len(x[i].Planes) != len(y[i].Planes):
-			return differ(field+"number of planes", len(x[i].Planes), len(y[i].Planes))
+		case !anyHeads && x.FirstHead != y.FirstHead:
+			return layer("first head", x.FirstHead, y.FirstHead)
+		case !anyHeads && x.Heads != y.Heads:
+			return layer("number of heads", x.Heads, y.Heads)
+		case x.Dim != y.Dim:
+			return layer("head dim", x.Dim, y.Dim)
+		case len(x.Planes) != len(y.Planes):
+			return layer("number of planes", len(x.Planes), len(y.Planes))
 		}
-		for j, p := range x[i].Planes {
-			q := y[i].Planes[j]
+		for j := range x.Planes {
+			p, q := &x.Planes[j], &y.Planes[j]
+			plane := func(field string, of, other any) error {
+				return layer(fmt.Sprintf("plane %v: %s", p.Kind, field), of, other)
+			}
 			// What has heads is compared by what one head has: all else follows from it
 			// and the number of heads.
 			all := !anyHeads || p.HeadStride == 0 || q.HeadStride == 0
 			token := all || s.Layout == HND || (p.TokenStride > 0) != (q.TokenStride > 0)
-			switch plane := fmt.Sprintf("%splane %v: ", field, p.Kind); {
+			switch {
 			case p.Kind != q.Kind:
-				return differ(fmt.Sprintf("%skind of plane %d", field, j), p.Kind, q.Kind)
+				return layer(fmt.Sprintf("kind of plane %d", j), p.Kind, q.Kind)
 			case all && p.Bytes != q.Bytes:
-				return differ(plane+"bytes a page", p.Bytes, q.Bytes)
+				return plane("bytes a page", p.Bytes, q.Bytes)
 			case token && p.TokenStride != q.TokenStride:
-				return differ(plane+"token stride", p.TokenStride, q.TokenStride)
+				return plane("token stride", p.TokenStride, q.TokenStride)
 			case p.HeadStride != q.HeadStride:
-				return differ(plane+"head stride", p.HeadStride, q.HeadStride)
+				return plane("head stride", p.HeadStride, q.HeadStride)
 			case all && p.KVStride != q.KVStride:
-				return differ(plane+"distance from K to V", p.KVStride, q.KVStride)
+				return plane("distance from K to V", p.KVStride, q.KVStride)
 			}
 		}
 	}

@@ -382,6 +382,7 @@ func TestFingerprint_ChangesWithEveryField(t *testing.T) {
 }
 
 func TestExchangeable_NamesTheFieldThatDiffers(t *testing.T) {
+	made := func(s Spec) *Geometry { return &Geometry{spec: s, sorted: s.sorted()} } // valid or not
 	for _, c := range []struct {
 		change   func(*Spec)
 		mentions string
@@ -403,7 +404,7 @@ func TestExchangeable_NamesTheFieldThatDiffers(t *testing.T) {
 	} {
 		s := base()
 		c.change(&s)
-		err := Exchangeable(&Geometry{spec: base()}, &Geometry{spec: s})
+		err := Exchangeable(made(base()), made(s))
 		faulttest.Refused(t, err, fault.Invalid, strings.Split(c.mentions, "|")...)
 		if fault.RemedyOf(err) == "" {
 			t.Errorf("%v has no remedy", err)
@@ -418,7 +419,7 @@ func TestExchangeable_NamesTheFieldThatDiffers(t *testing.T) {
 			p.Region, p.Offset, p.PageStride = 2, p.Offset+int64(1000*(i*3+j)), p.PageStride+5
 		}
 	}
-	if err := Exchangeable(&Geometry{spec: base()}, must(NewGeometry(s))(t)); err != nil {
+	if err := Exchangeable(made(base()), must(NewGeometry(s))(t)); err != nil {
 		t.Error("pages, sink, order of layers and places may differ: ", err)
 	}
 }

@@ -76,7 +76,7 @@ func newRoute(dst, src *Cache) (*Route, error) {
 	}
 	size := int64(dst.g.spec.PageSize)
 	var whole, tokens []lane // by layer, then kind
-	to, from := dst.g.spec.sorted(), src.g.spec.sorted()
+	to, from := dst.g.sorted, src.g.sorted
 	for i := range to {
 		for j, p := range to[i].Planes {
 			l, err := cell(&to[i], &from[i], p, from[i].Planes[j])

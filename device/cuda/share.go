@@ -111,7 +111,39 @@ func (d *Driver) AllocShared(bytes int64) (*Shared, error) {
 // Kinds: fault.Invalid (bytes that no such memory can have), fault.Device (no such
 // descriptor), fault.Unsupported.
 func (d *Driver) ImportShared(fd int, bytes int64) (*Shared, error) {
-	return sharedMemory(d.sharing.ImportShared(fd, bytes))
+	return d.ImportPieces([]Piece{{FD: fd, Bytes: bytes}})
+}
+
+// ImportPieces is ImportShared of memory that has several descriptors: of each piece all
+// bytes, at addresses that follow each other.
+func (d *Driver) ImportPieces(pieces []Piece) (*Shared, error) {
+	all := make([]gpu.Piece, len(pieces))
+	for i, p := range pieces {
+		all[i] = gpu.Piece(p)
+	}
+	return sharedMemory(d.sharing.ImportShared(all...))
+}
+
+// Piece is memory behind one descriptor.
+type Piece struct {
+	FD    int
+	Bytes int64 // all that it has
+}
+
+// ExportPieces returns what another process maps [addr, addr+bytes) by, at most most
+// pieces, whose descriptors are the caller's to close, and how far behind the beginning
+// of the first piece addr is. It is for memory that is made of descriptors, such as that
+// of AllocShared or of an engine's allocator: each piece must have been made so that it
+// can be exported.
+//
+// Kinds: fault.Device (other memory, or such as can't be exported), with a
+// [device.DriverError]; fault.Unsupported (more pieces; a library without these calls).
+func (d *Driver) ExportPieces(addr uintptr, bytes int64, most int) (pieces []Piece, offset int64, err error) {
+	all, offset, err := d.sharing.PiecesAt(addr, bytes, most)
+	for _, p := range all {
+		pieces = append(pieces, Piece(p))
+	}
+	return pieces, offset, err
 }
 
 func sharedMemory(s *gpu.Shared, err error) (*Shared, error) {

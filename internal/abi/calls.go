@@ -46,6 +46,7 @@ const (
 	MemMap
 	MemUnmap
 	MemSetAccess
+	MemRetain
 	numShared
 )
 

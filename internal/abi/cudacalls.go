@@ -50,6 +50,7 @@ var cudaCalls = [...]Call{
 	MemMap:          {"cuMemMap", "", 10020, "CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long", true},
 	MemUnmap:        {"cuMemUnmap", "", 10020, "CUdeviceptr, size_t", true},
 	MemSetAccess:    {"cuMemSetAccess", "", 10020, "CUdeviceptr, size_t, const CUmemAccessDesc*, size_t", true},
+	MemRetain:       {"cuMemRetainAllocationHandle", "", 11000, "CUmemGenericAllocationHandle*, void*", true},
 
 	CuGetErrorName:            {"cuGetErrorName", "", 6000, "CUresult, const char**", false},
 	CuDevicePrimaryCtxRetain:  {"cuDevicePrimaryCtxRetain", "", 7000, "CUcontext*, CUdevice", false},

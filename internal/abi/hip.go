@@ -119,6 +119,7 @@ var hipCalls = [...]Call{
 	MemMap:          {"hipMemMap", "", 0, "void*, size_t, size_t, hipMemGenericAllocationHandle_t, unsigned long long", true},
 	MemUnmap:        {"hipMemUnmap", "", 0, "void*, size_t", true},
 	MemSetAccess:    {"hipMemSetAccess", "", 0, "void*, size_t, const hipMemAccessDesc*, size_t", true},
+	MemRetain:       {"hipMemRetainAllocationHandle", "", 0, "hipMemGenericAllocationHandle_t*, void*", true},
 
 	HipGetErrorName:     {"hipGetErrorName", "", 0, "hipError_t", false},
 	HipGetLastError:     {"hipGetLastError", "", 0, "void", false},

@@ -13,15 +13,21 @@ import (
 	"github.com/kvferry/kvferry/internal/dl"
 )
 
-// Shared is device memory that is made of a descriptor: its own process exports one,
-// another maps it.
+// Shared is device memory that is made of descriptors: its own process exports them,
+// another maps them.
 type Shared struct {
 	Addr  uintptr
 	Bytes int64
 
-	d      *Device
-	memory uintptr // the library's word for it
-	closed atomic.Bool
+	d        *Device
+	memories []uintptr // the library's words for its pieces, in their order
+	closed   atomic.Bool
+}
+
+// Piece is memory behind one descriptor.
+type Piece struct {
+	FD    int
+	Bytes int64 // all that it has
 }
 
 // AllocShared returns zeroed device memory of at least bytes that other processes can
@@ -46,7 +52,7 @@ func (x Sharing[E]) AllocShared(bytes int64) (_ *Shared, err error) {
 	if err != nil {
 		return nil, err
 	}
-	s, err := d.mapShared(uintptr(memory), bytes)
+	s, err := d.mapShared([]uintptr{uintptr(memory)}, []int64{bytes})
 	if err != nil {
 		return nil, err
 	}
@@ -56,20 +62,40 @@ func (x Sharing[E]) AllocShared(bytes int64) (_ *Shared, err error) {
 	return s, nil
 }
 
-// ImportShared maps the memory behind a descriptor that another process has exported,
-// all of its bytes. The descriptor stays the caller's.
-func (x Sharing[E]) ImportShared(fd int, bytes int64) (*Shared, error) {
+// ImportShared maps the memory behind descriptors that another process has exported, all
+// bytes of each, one behind the other. The descriptors stay the caller's.
+func (x Sharing[E]) ImportShared(pieces ...Piece) (*Shared, error) {
 	d := x.d
 	grain, err := d.granularity()
 	if err != nil {
 		return nil, err
 	}
-	if bytes <= 0 || bytes%grain != 0 {
-		return nil, fault.New(fault.Invalid, d.Name, "%d bytes of shared memory, which comes in pieces of %d", bytes, grain)
+	var sizes []int64
+	for _, p := range pieces {
+		if p.Bytes <= 0 || p.Bytes > 1<<62/int64(len(pieces)) || p.Bytes%grain != 0 {
+			return nil, fault.New(fault.Invalid, d.Name, "%d bytes of shared memory, which comes in pieces of %d", p.Bytes, grain)
+		}
+		sizes = append(sizes, p.Bytes)
 	}
+	if len(pieces) == 0 {
+		return nil, fault.New(fault.Invalid, d.Name, "shared memory of no pieces")
+	}
+	var memories []uintptr
+	for _, p := range pieces {
+		m, err := d.importFD(p.FD)
+		if err != nil {
+			return nil, errors.Join(err, d.release(memories))
+		}
+		memories = append(memories, m)
+	}
+	return d.mapShared(memories, sizes)
+}
+
+// importFD returns the library's word for the memory behind a descriptor.
+func (d *Device) importFD(fd int) (uintptr, error) {
 	b, err := d.Lib.Blocks.Get()
 	if err != nil {
-		return nil, err
+		return 0, err
 	}
 	defer d.Lib.Blocks.Put(b)
 	b.Words[0] = uint64(uint32(fd))
@@ -77,11 +103,82 @@ func (x Sharing[E]) ImportShared(fd int, bytes int64) (*Shared, error) {
 	if d.Lib.FDByAddress {
 		from = b.Addr
 	}
-	memory, err := d.Out(abi.MemImport, from, abi.CUHandlePosixFD)
-	if err != nil {
-		return nil, err
+	m, err := d.Out(abi.MemImport, from, abi.CUHandlePosixFD)
+	return uintptr(m), err
+}
+
+func (d *Device) release(memories []uintptr) error {
+	var errs []error
+	for _, m := range memories {
+		errs = append(errs, d.Do(abi.MemRelease, m))
 	}
-	return d.mapShared(uintptr(memory), bytes)
+	return errors.Join(errs...)
+}
+
+// PiecesAt returns new descriptors, which are the caller's to close, of the memory that
+// [addr, addr+bytes) lies in, and how far in it addr is: memory that is made of
+// descriptors, whoever in this process has made it. Kinds: fault.Device (it is other
+// memory, or can't be exported), fault.Unsupported (more pieces than most).
+func (x Sharing[E]) PiecesAt(addr uintptr, bytes int64, most int) (pieces []Piece, offset int64, err error) {
+	d := x.d
+	if !d.Lib.CanMap() || !d.Lib.Has(abi.MemRetain) {
+		return nil, 0, d.Lib.lacks(abi.MemRetain)
+	}
+	defer func() {
+		if err != nil {
+			for _, p := range pieces {
+				_ = unix.Close(p.FD) // nothing was written to it
+			}
+			pieces = nil
+		}
+	}()
+	for at, end := addr, addr+uintptr(bytes); at < end; {
+		if len(pieces) == most {
+			return pieces, 0, fault.New(fault.Unsupported, d.Name, "%d bytes of memory lie in more than %d pieces", bytes, most).
+				Hint("have it allocated in larger pieces")
+		}
+		base, size, err := d.Range(at)
+		if err != nil {
+			return pieces, 0, err
+		}
+		if base > at || size <= int64(at-base) {
+			return pieces, 0, fault.New(fault.Device, d.Name, "the memory at %#x is said to be %d bytes at %#x", at, size, base)
+		}
+		fd, err := d.exportAt(base)
+		if err != nil {
+			return pieces, 0, err
+		}
+		if len(pieces) == 0 {
+			offset = int64(at - base)
+		}
+		pieces = append(pieces, Piece{fd, size})
+		at = base + uintptr(size)
+	}
+	return pieces, offset, nil
+}
+
+// exportAt returns a descriptor of the memory that is mapped at base.
+func (d *Device) exportAt(base uintptr) (fd int, err error) {
+	m, err := d.Out(abi.MemRetain, base)
+	if err != nil {
+		return -1, err
+	}
+	fd, err = d.export(uintptr(m))
+	if release := d.Do(abi.MemRelease, uintptr(m)); err == nil && release != nil {
+		_ = unix.Close(fd) // nothing was written to it
+		return -1, release
+	}
+	return fd, err
+}
+
+func (d *Device) export(memory uintptr) (fd int, err error) {
+	v, err := d.Out(abi.MemExport, memory, abi.CUHandlePosixFD, 0)
+	if err != nil {
+		return -1, err
+	}
+	fd = int(int32(v))
+	unix.CloseOnExec(fd)
+	return fd, nil
 }
 
 // describe writes into b which memory is asked for, at its beginning.
@@ -111,8 +208,9 @@ func (d *Device) granularity() (int64, error) {
 	return int64(grain), err
 }
 
-// mapShared gives memory an address, or gives it back.
-func (d *Device) mapShared(memory uintptr, bytes int64) (_ *Shared, err error) {
+// mapShared gives memories of these sizes addresses that follow each other, or gives
+// them back.
+func (d *Device) mapShared(memories []uintptr, sizes []int64) (_ *Shared, err error) {
 	var undo []func() error
 	defer func() {
 		if err == nil {
@@ -122,17 +220,26 @@ func (d *Device) mapShared(memory uintptr, bytes int64) (_ *Shared, err error) {
 			err = errors.Join(err, f())
 		}
 	}()
-	undo = append(undo, func() error { return d.Do(abi.MemRelease, memory) })
+	undo = append(undo, func() error { return d.release(memories) })
+	var bytes int64
+	for _, n := range sizes {
+		bytes += n
+	}
 	at, err := d.Out(abi.MemReserve, uintptr(bytes), 0, 0, 0)
 	if err != nil {
 		return nil, err
 	}
 	addr := uintptr(at)
 	undo = append(undo, func() error { return d.Do(abi.MemUnreserve, addr, uintptr(bytes)) })
-	if err := d.Do(abi.MemMap, addr, uintptr(bytes), 0, memory, 0); err != nil {
-		return nil, err
+	end := addr
+	for i, m := range memories {
+		from, n := end, uintptr(sizes[i])
+		if err := d.Do(abi.MemMap, from, n, 0, m, 0); err != nil {
+			return nil, err
+		}
+		undo = append(undo, func() error { return d.Do(abi.MemUnmap, from, n) })
+		end += n
 	}
-	undo = append(undo, func() error { return d.Do(abi.MemUnmap, addr, uintptr(bytes)) })
 	b, err := d.Lib.Blocks.Get()
 	if err != nil {
 		return nil, err
@@ -145,21 +252,19 @@ func (d *Device) mapShared(memory uintptr, bytes int64) (_ *Shared, err error) {
 	if err := d.Do(abi.MemSetAccess, addr, uintptr(bytes), b.Addr, 1); err != nil {
 		return nil, err
 	}
-	return &Shared{Addr: addr, Bytes: bytes, d: d, memory: memory}, nil
+	return &Shared{Addr: addr, Bytes: bytes, d: d, memories: memories}, nil
 }
 
-// Export returns a new descriptor of the memory, which is the caller's to close.
+// Export returns a new descriptor of the memory, which is one piece. It is the caller's
+// to close. Kind: fault.Unsupported, of more pieces: see PiecesAt.
 func (s *Shared) Export() (fd int, err error) {
-	if s.closed.Load() {
+	switch {
+	case s.closed.Load():
 		return -1, s.wasClosed()
+	case len(s.memories) != 1:
+		return -1, fault.New(fault.Unsupported, s.d.Name, "a descriptor of shared memory that has %d", len(s.memories))
 	}
-	v, err := s.d.Out(abi.MemExport, s.memory, abi.CUHandlePosixFD, 0)
-	if err != nil {
-		return -1, err
-	}
-	fd = int(int32(v))
-	unix.CloseOnExec(fd)
-	return fd, nil
+	return s.d.export(s.memories[0])
 }
 
 // Close gives the memory back; it lasts for as long as any process has it. Nothing may
@@ -169,7 +274,7 @@ func (s *Shared) Close() error {
 		return s.wasClosed()
 	}
 	n := uintptr(s.Bytes)
-	return errors.Join(s.d.Do(abi.MemUnmap, s.Addr, n), s.d.Do(abi.MemUnreserve, s.Addr, n), s.d.Do(abi.MemRelease, s.memory))
+	return errors.Join(s.d.Do(abi.MemUnmap, s.Addr, n), s.d.Do(abi.MemUnreserve, s.Addr, n), s.d.release(s.memories))
 }
 
 func (s *Shared) wasClosed() error {

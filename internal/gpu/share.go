@@ -38,25 +38,36 @@ func NewSharing[E ~uintptr](d *Device) Sharing[E] { return Sharing[E]{d} }
 // made by AllocShared is exported by its descriptor instead.
 func (x Sharing[E]) ExportMemory(addr uintptr) (Export, error) {
 	d := x.d
+	base, bytes, err := d.Range(addr)
+	if err != nil {
+		return Export{}, err
+	}
 	b, err := d.Lib.Blocks.Get()
 	if err != nil {
 		return Export{}, err
 	}
 	defer d.Lib.Blocks.Put(b)
-	clear(b.Words[:16])
-	handle := b.Addr + 8*8
-	if err := d.Do(abi.AddressRange, b.Addr, b.Addr+8, addr); err != nil {
+	clear(b.Words[:dl.HandleWords])
+	if err := d.Do(abi.IpcExport, b.Addr, base); err != nil {
 		return Export{}, err
 	}
-	base := uintptr(b.Words[0])
-	if err := d.Do(abi.IpcExport, handle, base); err != nil {
-		return Export{}, err
-	}
-	e := Export{Handle: Handle(b.Bytes[8*8:]), Offset: int64(addr - base), Bytes: int64(b.Words[1])}
+	e := Export{Handle: Handle(b.Bytes), Offset: int64(addr - base), Bytes: bytes}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.exported[e.Handle] = base
 	return e, nil
+}
+
+// Range returns the allocation, or the piece, that the memory at addr lies in.
+func (d *Device) Range(addr uintptr) (base uintptr, bytes int64, err error) {
+	b, err := d.Lib.Blocks.Get()
+	if err != nil {
+		return 0, 0, err
+	}
+	defer d.Lib.Blocks.Put(b)
+	b.Words[0], b.Words[1] = 0, 0
+	err = d.Do(abi.AddressRange, b.Addr, b.Addr+8, addr)
+	return uintptr(b.Words[0]), int64(b.Words[1]), err
 }
 
 // forget forgets the exports of the memory at base, which is being freed.
@@ -86,7 +97,8 @@ func (x Sharing[E]) OpenMemory(h Handle) (*Opened, error) {
 		if err != nil {
 			return nil, err
 		}
-		o = &opened{addr: addr, bytes: d.size(addr)}
+		_, bytes, _ := d.Range(addr) // 0 is said of it
+		o = &opened{addr: addr, bytes: bytes}
 		d.opened[h] = o
 	}
 	o.refs++
@@ -99,20 +111,6 @@ func (d *Device) own(h Handle) bool {
 	defer d.mu.Unlock()
 	_, own := d.exported[h]
 	return own
-}
-
-// size returns the size of the allocation at addr, 0 when the library does not say.
-func (d *Device) size(addr uintptr) int64 {
-	b, err := d.Lib.Blocks.Get()
-	if err != nil {
-		return 0
-	}
-	defer d.Lib.Blocks.Put(b)
-	b.Words[1] = 0
-	if err := d.Do(abi.AddressRange, b.Addr, b.Addr+8, addr); err != nil {
-		return 0
-	}
-	return int64(b.Words[1])
 }
 
 // openHandle makes a call that takes a handle by value.

@@ -1,0 +1,254 @@
+//go:build !nogpu
+
+package cudaipc
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/kvferry/kvferry/copier"
+	"github.com/kvferry/kvferry/device"
+	"github.com/kvferry/kvferry/device/cuda"
+	"github.com/kvferry/kvferry/device/hip"
+	"github.com/kvferry/kvferry/internal/dl"
+	"github.com/kvferry/kvferry/internal/fakedriver"
+	"github.com/kvferry/kvferry/internal/leaktest"
+	"github.com/kvferry/kvferry/transfer/transfertest"
+)
+
+// What a process that the suite starts is told by its environment.
+const (
+	libraryVariable = "KVFERRY_TEST_LIBRARY"
+	dirVariable     = "KVFERRY_TEST_DIR"
+)
+
+func TestMain(m *testing.M) {
+	roles := map[string]func() (transfertest.Side, error){}
+	for _, c := range configs() {
+		roles[c.String()] = func() (transfertest.Side, error) {
+			library := os.Getenv(libraryVariable)
+			s, err := c.side(library, filepath.Join(filepath.Dir(library), "libfakecudart.so"), os.Getenv(dirVariable))
+			if err != nil {
+				return s, err
+			}
+			end := s.Close
+			s.Close = func() error { return errors.Join(end(), nothingLeft(library)) }
+			return s, nil
+		}
+	}
+	transfertest.Child(roles)
+	leaktest.Main(m)
+}
+
+// config is a library, and the kind of memory that caches lie in.
+type config struct {
+	fakedriver.Options
+	kind string
+}
+
+// The kinds of memory. Caches begin inside what was allocated, and those of two pieces
+// cross from one to the other.
+const (
+	plainMemory  = "handle"
+	mappedMemory = "descriptor"
+	twoPieces    = "two descriptors"
+)
+
+func configs() (all []config) {
+	for _, o := range []fakedriver.Options{
+		{Version: fakedriver.CUDA124, Mode: fakedriver.Eager},
+		{Version: fakedriver.CUDA130, Delay: 1},
+		{Vendor: fakedriver.HIP, Version: fakedriver.ROCm64, Delay: 1},
+		{Vendor: fakedriver.HIP, Version: fakedriver.ROCm713, Mode: fakedriver.Eager},
+	} {
+		for _, kind := range []string{plainMemory, mappedMemory, twoPieces} {
+			all = append(all, config{o, kind})
+		}
+	}
+	return all
+}
+
+func (c config) String() string { return fmt.Sprintf("%v %d %s", c.Vendor, c.Version, c.kind) }
+
+func openDevice(vendor fakedriver.Vendor, which, library, runtime string) (*device.Accelerator, error) {
+	if vendor == fakedriver.HIP {
+		return hip.Open(which, hip.Options{Library: library})
+	}
+	return cuda.Open(which, cuda.Options{Library: library, Runtime: runtime})
+}
+
+// side opens device 0 of a library, and an engine on it.
+func (c config) side(library, runtime, dir string) (transfertest.Side, error) {
+	a, err := openDevice(c.Vendor, "0", library, runtime)
+	if err != nil {
+		return transfertest.Side{}, err
+	}
+	e, err := New(a, Options{Dir: dir})
+	if err != nil {
+		return transfertest.Side{}, errors.Join(err, a.Close())
+	}
+	var shared []func() error
+	return transfertest.Side{
+		Engine: e, Device: a,
+		Copier: copier.NewAccelerated(a, a.Engines()[0], copier.AcceleratedOptions{}),
+		Memory: func(bytes int64) (*device.Memory, error) {
+			addr, free, err := c.memory(a, bytes)
+			if err != nil {
+				return nil, err
+			}
+			shared = append(shared, free)
+			return a.Wrap(addr, bytes)
+		},
+		Close: func() error {
+			var errs []error
+			for _, free := range shared {
+				errs = append(errs, free())
+			}
+			return errors.Join(append(errs, a.Close())...)
+		},
+	}, nil
+}
+
+// memory returns memory of the kind, as an engine's allocator would.
+func (c config) memory(a *device.Accelerator, bytes int64) (addr uintptr, free func() error, err error) {
+	const before = 4096
+	if c.kind == plainMemory {
+		addr, err := a.Driver().Alloc(before + bytes)
+		return addr + before, func() error { return a.Driver().Free(addr) }, err
+	}
+	n := 1
+	if c.kind == twoPieces {
+		n = 2
+	}
+	var pieces []piece
+	var closers []func() error
+	free = func() error {
+		var errs []error
+		for _, f := range closers {
+			errs = append(errs, f())
+		}
+		return errors.Join(errs...)
+	}
+	for range n {
+		p, closer, err := allocShared(a, before+bytes)
+		if err != nil {
+			return 0, nil, errors.Join(err, free())
+		}
+		pieces, closers = append(pieces, p), append(closers, closer)
+	}
+	_, driver, err := sharingOf(a)
+	if err != nil {
+		return 0, nil, err
+	}
+	o, err := driver.openPieces(pieces)
+	for _, p := range pieces {
+		closeAll([]int{p.fd})
+	}
+	if err != nil {
+		return 0, nil, errors.Join(err, free())
+	}
+	closers = append(closers, o.close)
+	if n == 2 {
+		return o.addr + uintptr(pieces[0].bytes) - before, free, nil
+	}
+	return o.addr + before, free, nil
+}
+
+// allocShared allocates memory behind a descriptor.
+func allocShared(a *device.Accelerator, bytes int64) (p piece, free func() error, err error) {
+	switch d := a.Driver().(type) {
+	case *cuda.Driver:
+		s, err := d.AllocShared(bytes)
+		if err != nil {
+			return p, nil, err
+		}
+		p.bytes = s.Bytes
+		p.fd, err = s.Export()
+		return p, s.Close, err
+	case *hip.Driver:
+		s, err := d.AllocShared(bytes)
+		if err != nil {
+			return p, nil, err
+		}
+		p.bytes = s.Bytes
+		p.fd, err = s.Export()
+		return p, s.Close, err
+	}
+	return p, nil, errors.New("no such driver")
+}
+
+// nothingLeft asks the fake in this process what has not been given back.
+func nothingLeft(library string) error {
+	lib, err := dl.Open(library)
+	if err != nil {
+		return err
+	}
+	b, err := dl.NewBlock(32)
+	if err != nil {
+		return err
+	}
+	defer b.Free()
+	const live = 10 // counts of things that live come first
+	lib.Find("fakeCounts").Call(b.Addr, live)
+	for _, n := range b.Words[:live] {
+		if n != 0 {
+			return fmt.Errorf("the library has still open: %d", b.Words[:live])
+		}
+	}
+	return nil
+}
+
+// ground is the fake of a test, and what its processes are told.
+type ground struct {
+	config
+	fake *fakedriver.Fake
+	dir  string
+}
+
+func newGround(t *testing.T, c config) *ground {
+	t.Helper()
+	g := &ground{config: c, fake: fakedriver.Load(t, c.Options), dir: socketDir(t)}
+	o := c.Options
+	o.AllowLeaks = true // of those that are killed: nothingLeft asks the others
+	library, _ := fakedriver.Build(t, o)
+	for _, v := range append(fakedriver.Env(t, o), libraryVariable+"="+library, dirVariable+"="+g.dir) {
+		if name, value, _ := strings.Cut(v, "="); name != "FAKE_STATE" { // or all would share their books
+			t.Setenv(name, value)
+		}
+	}
+	return g
+}
+
+func (g *ground) side() (transfertest.Side, error) {
+	return g.config.side(g.fake.Path(), g.fake.Runtime(), g.dir)
+}
+
+// socketDir returns a directory whose path is short enough for sockets.
+func socketDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "ipc") //nolint:usetesting // with the test's name in it, it would be too long
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
+}
+
+func must[T any](v T, err error) func(testing.TB) T {
+	return func(t testing.TB) T {
+		t.Helper()
+		noError(t, err)
+		return v
+	}
+}
+
+func noError(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -19,6 +19,9 @@ func Open(names ...string) (*Library, error) {
 	return nil, fault.New(fault.Unsupported, what, "this build opens no libraries").Hint("build without -tags nogpu, on amd64 or arm64")
 }
 
+// OpenAll refuses as Open does.
+func OpenAll(names ...string) (*Library, error) { return Open(names...) }
+
 // Find returns 0: no library is open in this build.
 func (*Library) Find(string) Func { return 0 }
 

@@ -31,15 +31,13 @@ func Open(names ...string) (*Library, error) {
 	if len(names) == 0 {
 		return nil, fault.New(fault.NotFound, "library", "no name to open one by")
 	}
-	runtime.LockOSThread() // the loader keeps what went wrong per thread
-	defer runtime.UnlockOSThread()
 	var tried []error
 	for _, name := range names {
-		h, err := purego.Dlopen(name, purego.RTLD_NOW|purego.RTLD_LOCAL)
+		l, err := open(name, purego.RTLD_NOW|purego.RTLD_LOCAL)
 		if err == nil {
-			return &Library{name, h}, nil
+			return l, nil
 		}
-		tried = append(tried, errors.New(reason(name, err)))
+		tried = append(tried, err)
 	}
 	err := fault.Wrap(fault.NotFound, "", errors.Join(tried...))
 	for _, name := range names {
@@ -48,6 +46,34 @@ func Open(names ...string) (*Library, error) {
 		}
 	}
 	return nil, err
+}
+
+// OpenAll opens all of names, in their order, and returns the last. Each has the symbols
+// of those before it, and stands in for a library of its own soname that a later one
+// needs: so a library is opened whose needs the loader can't find by itself. What no
+// function of theirs is called for need not be there. Their symbols are the whole
+// process's from then on. Kind: fault.NotFound; those before the one that failed stay open.
+func OpenAll(names ...string) (last *Library, err error) {
+	if len(names) == 0 {
+		return nil, fault.New(fault.NotFound, "library", "no name to open one by")
+	}
+	for _, name := range names {
+		if last, err = open(name, purego.RTLD_LAZY|purego.RTLD_GLOBAL); err != nil {
+			return nil, fault.Wrap(fault.NotFound, "", err)
+		}
+	}
+	return last, nil
+}
+
+// open opens one library. The text of an error begins with its name.
+func open(name string, mode int) (*Library, error) {
+	runtime.LockOSThread() // the loader keeps what went wrong per thread
+	defer runtime.UnlockOSThread()
+	h, err := purego.Dlopen(name, mode)
+	if err != nil {
+		return nil, errors.New(reason(name, err))
+	}
+	return &Library{name, h}, nil
 }
 
 // reason is what the loader says of name, which it mostly says itself. Of a file for

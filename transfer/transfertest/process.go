@@ -237,7 +237,8 @@ func startProcess(role string) (*process, error) {
 		return nil, errors.Join(err, theirs.Close())
 	}
 	p := &process{cmd: exec.CommandContext(context.Background(), exe), conn: conn, out: gob.NewEncoder(conn), in: gob.NewDecoder(conn)}
-	p.cmd.Env = append(os.Environ(), roleVariable+"="+role)
+	// The race detector has a process wait for a second at its end, unless it is told.
+	p.cmd.Env = append(os.Environ(), roleVariable+"="+role, "GORACE=atexit_sleep_ms=0 "+os.Getenv("GORACE"))
 	p.cmd.ExtraFiles, p.cmd.Stderr = []*os.File{theirs}, os.Stderr
 	if err := errors.Join(p.cmd.Start(), theirs.Close()); err != nil {
 		return nil, errors.Join(err, conn.Close())

@@ -47,11 +47,11 @@ type DialOptions struct {
 	// MaxFiles bounds the descriptors of the hello, at most MaxFiles; 0 means 1024.
 	MaxFiles int
 
-	test testing
+	test pretence
 }
 
-// testing is what tests make believe. The zero value is what there is.
-type testing struct {
+// pretence is what tests make believe. The zero value is what there is.
+type pretence struct {
 	user  func() int // that this process runs as
 	byPID bool       // the kernel has no SO_PEERPIDFD
 }
@@ -109,7 +109,7 @@ func dialError(path string, err error) error {
 // newConn finds out who is at the other end. On an error the socket is still the
 // caller's. Kinds: fault.Invalid (another user), fault.NotFound (the process has ended),
 // fault.Unsupported.
-func newConn(socket *net.UnixConn, allow []int, test testing) (*Conn, error) {
+func newConn(socket *net.UnixConn, allow []int, test pretence) (*Conn, error) {
 	raw, err := socket.SyscallConn()
 	if err != nil {
 		return nil, err
@@ -124,7 +124,7 @@ func newConn(socket *net.UnixConn, allow []int, test testing) (*Conn, error) {
 var errUser = errors.New("is of another user")
 
 // identify fills in the peer and its pidfd.
-func (c *Conn) identify(fd int, allow []int, test testing) error {
+func (c *Conn) identify(fd int, allow []int, test pretence) error {
 	cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
 	if err != nil {
 		return fault.Wrap(fault.Unsupported, "credentials of the peer", err)

@@ -39,7 +39,7 @@ type ListenOptions struct {
 	// ends when the listener closes. Required.
 	Serve func(ctx context.Context, c *Conn)
 
-	test testing
+	test pretence
 }
 
 // Listener waits for connections. All methods may be called from any goroutine.

@@ -15,13 +15,15 @@ func ReadOnly(fd int) (int, error) {
 	if err := unix.Fchmod(fd, 0o600); err != nil {
 		return -1, fault.Wrap(fault.Invalid, fmt.Sprintf("descriptor %d", fd), err)
 	}
-	ro, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", fd), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	ro, err := unix.Open(procFile(fd), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return -1, fault.Wrap(fault.Unsupported, fmt.Sprintf("descriptor %d: opened again for reading", fd), err).
 			Hint("mount /proc")
 	}
 	return ro, nil
 }
+
+func procFile(fd int) string { return fmt.Sprintf("/proc/self/fd/%d", fd) }
 
 // CheckSealed refuses a descriptor from elsewhere that is not shared memory of at least
 // size bytes which nobody can resize any more. Kind: fault.Invalid.

@@ -15,9 +15,9 @@ import (
 func newBench() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "bench",
-		Short: "Measure copies, allocation, look-ups and calls beside their ceilings",
-		Long: `Measures how fast pages are copied, allocated and looked up, and libraries called, on this machine, each beside a ceiling measured in the
-same runs, in turns with it. Medians, spread and the goals of the project are shown.`,
+		Short: "Measure copies, transfers, allocation, look-ups and calls beside their ceilings",
+		Long: `Measures how fast pages are copied, transferred, allocated and looked up, and libraries called, on this machine, each beside a ceiling
+measured in the same runs, in turns with it. Medians, spread and the goals of the project are shown.`,
 		Example: "  kvferry bench copy\n  kvferry bench alloc --json",
 		Args:    cobra.ArbitraryArgs, // so that an unknown verb reaches RunE
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -27,7 +27,7 @@ same runs, in turns with it. Medians, spread and the goals of the project are sh
 			return cmd.Help()
 		},
 	}
-	cmd.AddCommand(newBenchCopy(), newBenchAlloc(), newBenchStore(), newBenchCall())
+	cmd.AddCommand(newBenchCopy(), newBenchTransfer(), newBenchAlloc(), newBenchStore(), newBenchCall(), newBenchOwner())
 	return cmd
 }
 
@@ -60,6 +60,42 @@ sizes go down, up and both ways at once, beside one ceiling, the link: linear co
 	})
 	cmd.Flags().Lookup("clock").Usage = "`choice` of cpu (other load counts little) or wall time (default cpu with one thread on the host; with --device only wall)"
 	return cmd
+}
+
+func newBenchTransfer() *cobra.Command {
+	cmd := benchVerb(&cobra.Command{
+		Use:   "transfer",
+		Short: "Reads of another process's pages, by every engine that works here",
+		Long: `Measures how fast the pages of a cache in another process are read, by shared memory, by TCP over loopback with and
+without TLS, and, with --mooncake-library, by Mooncake in a child process and in this one: pages of 4 KiB to 4 MiB, in
+any order and in runs, with and without their owner's checksums. Then what it costs to open a peer, and to plan a read.
+
+Three ceilings are measured in turns with it: C, Go's copy of 64 MiB pieces, R, the better of two bare loops over the
+same rows in one process, and, for what comes by TCP, a raw stream of as many bytes that are checked too. Each process
+has --threads; time is that of the wall.`,
+		Example: `  kvferry bench transfer
+  kvferry bench transfer --engine hostipc --runs 3
+  kvferry bench transfer --mooncake-library libtransfer_engine.so --json`,
+	}, bench.Transfer, func(f *pflag.FlagSet, o *bench.Options) {
+		o.MiB = 128
+		f.Var(&number{value: &o.MiB, least: 1}, "size", "`MiB` of each pool; much more than the last-level cache, or hot copies are measured (default 128)")
+		f.StringSliceVar(&o.Engines.Names, "engine", nil, "measure these `engines`, with commas: hostipc, tcp, mooncake (default all that work here)")
+		mooncakeFlags(f, &o.Engines)
+	})
+	cmd.Flags().Lookup("clock").Usage = "`choice` of how time is told: only wall, for there are two processes"
+	return cmd
+}
+
+// newBenchOwner returns the hidden verb of the process whose pages bench transfer reads.
+func newBenchOwner() *cobra.Command {
+	return &cobra.Command{
+		Use:    bench.TransferOwner,
+		Hidden: true,
+		Args:   noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return bench.ServeTransfer(cmd.Context(), cmd.InOrStdin(), cmd.OutOrStdout())
+		},
+	}
 }
 
 func newBenchAlloc() *cobra.Command {

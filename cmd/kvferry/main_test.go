@@ -11,6 +11,7 @@ import (
 	"runtime/debug"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
 	"github.com/spf13/cobra"
@@ -34,12 +35,53 @@ func TestScripts(t *testing.T) {
 		Setup: func(env *testscript.Env) error {
 			// The race detector sleeps for a second at the end of each process.
 			env.Vars = append(env.Vars, "GORACE=atexit_sleep_ms=10")
+			// Where sockets are, whose paths must be short.
+			run, err := os.MkdirTemp("", "kvf") //nolint:usetesting // t.TempDir is too long
+			if err != nil {
+				return err
+			}
+			env.Vars = append(env.Vars, "XDG_RUNTIME_DIR="+run)
+			env.Defer(func() { _ = os.RemoveAll(run) })
 			return nil
 		},
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
+			"await":  await,
+			"break":  breakFile,
 			"status": status,
 		},
 	})
+}
+
+// await waits until there is a file, which a command in the background makes. How long is
+// only the test's patience.
+func await(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: await file")
+	}
+	name := ts.MkAbs(args[0])
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	late := time.After(time.Minute)
+	for {
+		if _, err := os.Stat(name); err == nil {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-late:
+			ts.Fatalf("%s is not there", name)
+		}
+	}
+}
+
+// breakFile flips a bit in the middle of a file.
+func breakFile(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: break file")
+	}
+	b := []byte(ts.ReadFile(args[0]))
+	b[len(b)/2] ^= 4
+	ts.Check(os.WriteFile(ts.MkAbs(args[0]), b, 0o600))
 }
 
 // TestScripts_OnFakes runs the command on fake devices, whose libraries are $CUDA, $HIP
@@ -188,8 +230,8 @@ func TestBind_EveryOptionHasOneNameEverywhere(t *testing.T) {
 		}
 	}
 	known := strings.Join(optionsOf(newRoot()), " ")
-	const want = "allocations arrangement bookkeeping checks clock compare config copier cuda-library cudart-library device device-pages dtype head-dim hip-library host-pages json kv-heads latent-dim layers layout model " +
-		"page-size requests row-bytes runs seed size sweep threads tiers trace verify"
+	const want = "allocations arrangement bookkeeping checks clock compare config copier cuda-library cudart-library deadline descriptor device device-pages dtype engine head-dim hip-library host-pages json key-file kv-heads " +
+		"latent-dim layers layout lease listen model mooncake-library mooncake-listen once page-size pages publish repeat requests row-bytes runs seed size sweep threads tiers tls tokens trace verify"
 	if known != want {
 		t.Errorf("options are\n%s, want\n%s", known, want)
 	}

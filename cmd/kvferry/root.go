@@ -75,6 +75,7 @@ key host-pages of the TOML file that --config names are the same. A flag goes be
 the environment before the file, the file before the default. An empty variable counts as not set.`,
 		Example: `  kvferry replay                            replay a built-in chat load, every byte checked
   kvferry replay --trace chat.jsonl --json  replay a trace, answer for machines
+  kvferry transfer serve                    publish pages, for kvferry transfer read elsewhere
   kvferry bench copy                        measure copies beside what memory allows
   kvferry doctor                            say what of this machine works
   kvferry help exit                         what the exit status says`,
@@ -97,7 +98,7 @@ the environment before the file, the file before the default. An empty variable 
 		return fault.Wrap(fault.Invalid, "", err).Hint("%s --help lists the flags", cmd.CommandPath())
 	})
 	root.SetHelpCommand(newHelp())
-	root.AddCommand(newReplay(), newBench(), newDoctor(), newVersion(), newExitTopic())
+	root.AddCommand(newReplay(), newTransfer(), newBench(), newDoctor(), newVersion(), newExitTopic())
 	return root
 }
 

@@ -30,6 +30,7 @@ import (
 	"time"
 
 	"github.com/kvferry/kvferry/cmd/kvferry/internal/accel"
+	"github.com/kvferry/kvferry/cmd/kvferry/internal/engines"
 	"github.com/kvferry/kvferry/device"
 	"github.com/kvferry/kvferry/fault"
 	"github.com/kvferry/kvferry/kv"
@@ -75,6 +76,10 @@ type Options struct {
 	HostPages   int
 	Trace       string // "" = replay's built-in load
 	Requests    int    // 0 = all
+
+	// Of transfers.
+	Engines engines.Options // Names: those that are measured; none = all that work here
+	Owner   []string        // the command that owns the pages; nil = this program's TransferOwner
 }
 
 // DefaultOptions take well under a minute a verb on an idle machine.

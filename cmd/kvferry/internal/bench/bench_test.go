@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"flag"
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -20,7 +21,16 @@ import (
 
 var update = flag.Bool("update", false, "write testdata anew")
 
-func TestMain(m *testing.M) { leaktest.Main(m) }
+func TestMain(m *testing.M) {
+	if os.Getenv(ownerVariable) != "" && len(os.Args) == 1 {
+		if err := ServeTransfer(context.Background(), os.Stdin, os.Stdout); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1) //nolint:forbidigo // this process is the owner that a test has started
+		}
+		return
+	}
+	leaktest.Main(m)
+}
 
 func TestCountRuns(t *testing.T) {
 	for _, tc := range []struct {

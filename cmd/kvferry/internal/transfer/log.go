@@ -1,0 +1,184 @@
+package transfer
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/kvferry/kvferry/transfer"
+)
+
+// Log writes what happens to what is served: for people, or as one JSON object a line,
+// whose keys are stable. What can't be written is said by Err.
+type Log struct {
+	W    io.Writer
+	JSON bool
+	err  error
+}
+
+// Err returns the first error of W.
+func (l *Log) Err() error { return l.err }
+
+// Started is what is served.
+type Started struct {
+	Event        string    `json:"event"` // "serving"
+	Owner        string    `json:"owner"`
+	Epoch        string    `json:"epoch"`
+	Seed         uint64    `json:"seed"`
+	Pages        int       `json:"pages"` // published
+	PageBytes    int64     `json:"page_bytes"`
+	Cache        string    `json:"cache"`
+	Device       string    `json:"device"`
+	Engines      []string  `json:"engines"` // in the order in which readers should try them
+	Reached      []string  `json:"reached"` // where each is
+	LeaseSeconds float64   `json:"lease_seconds"`
+	Expires      time.Time `json:"expires"`
+	Descriptor   string    `json:"descriptor"` // the file
+	Warnings     []string  `json:"warnings"`
+
+	flags []string // that a reader has to give
+	far   bool     // readers may be on another host
+}
+
+// Started says what is served, and what to do now.
+func (l *Log) Started(s Started) {
+	s.Event = "serving"
+	if l.JSON {
+		l.object(s)
+		return
+	}
+	l.printf("kvferry transfer serve · %d %s of %s · %s · seed %d\n", s.Pages, plural(s.Pages, "page", "pages"), size(s.PageBytes), size(s.PageBytes*int64(s.Pages)), s.Seed)
+	l.printf("cache       %s, on %s\n", s.Cache, s.Device)
+	l.printf("engines     %s\n", strings.Join(s.Reached, "; "))
+	l.printf("lease       %v, published anew before it ends\n", time.Duration(s.LeaseSeconds*float64(time.Second)))
+	where := s.Descriptor
+	if where == Stdio {
+		where = "on standard output"
+	}
+	l.printf("descriptor  %s\n", where)
+	for _, w := range s.Warnings {
+		l.printf("warning     %s\n", w)
+	}
+	l.printf("\nNow, in another terminal on this host:\n  %s\n", s.command(s.Descriptor, s.flags))
+	if s.far {
+		file := "FILE"
+		if s.Descriptor != Stdio {
+			file = filepath.Base(s.Descriptor)
+		}
+		l.printf("On another host, with a copy of the descriptor and of the key:\n  %s\n", s.command(file, s.flags))
+	}
+	l.printf("Ctrl-C ends this one.\n\n")
+}
+
+// command is what a reader types.
+func (s *Started) command(descriptor string, flags []string) string {
+	words := []string{"kvferry transfer read"}
+	if descriptor != DefaultDescriptor() {
+		words = append(words, "--descriptor "+shellWord(descriptor))
+	}
+	return strings.Join(append(words, flags...), " ")
+}
+
+// shellWord quotes what a shell would take apart.
+func shellWord(s string) string {
+	plain := func(r rune) bool {
+		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("/._-:=,+@%", r)
+	}
+	if s != "" && strings.IndexFunc(s, func(r rune) bool { return !plain(r) }) < 0 {
+		return s
+	}
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+}
+
+// Renewed says that the pages were published anew. To people it is of no interest.
+func (l *Log) Renewed(d *transfer.Descriptor) {
+	if l.JSON {
+		l.object(struct {
+			Event   string    `json:"event"`
+			Epoch   string    `json:"epoch"`
+			Expires time.Time `json:"expires"`
+		}{"published", epochText(d.Epoch), d.Expires})
+	}
+}
+
+// Reader says what a reader has done.
+func (l *Log) Reader(r reader) {
+	if l.JSON {
+		l.object(struct {
+			Event  string      `json:"event"`
+			State  readerState `json:"state"`
+			Engine string      `json:"engine"`
+			Epoch  string      `json:"epoch"`
+		}{"reader", r.state, r.engine, epochText(r.epoch)})
+		return
+	}
+	what := map[readerState]string{
+		readerJoined: "a reader has joined", readerDone: "a reader has acknowledged", readerGone: "a reader has gone without a word",
+	}[r.state]
+	l.printf("%s  %s: %s (publication %s)\n", time.Now().Format(time.TimeOnly), r.engine, what, epochText(r.epoch))
+}
+
+// Ended says how it ended.
+func (l *Log) Ended(joined, acknowledged int) {
+	if l.JSON {
+		l.object(struct {
+			Event        string `json:"event"`
+			Joined       int    `json:"joined"`
+			Acknowledged int    `json:"acknowledged"`
+		}{"ended", joined, acknowledged})
+		return
+	}
+	l.printf("ended: readers joined %s, and acknowledged %s\n", times(joined), times(acknowledged))
+}
+
+func times(n int) string { return strconv.Itoa(n) + plural(n, " time", " times") }
+
+func (l *Log) printf(format string, args ...any) {
+	if _, err := fmt.Fprintf(l.W, format, args...); l.err == nil {
+		l.err = err
+	}
+}
+
+func (l *Log) object(x any) {
+	e := json.NewEncoder(l.W)
+	e.SetEscapeHTML(false)
+	if err := e.Encode(x); l.err == nil {
+		l.err = err
+	}
+}
+
+func plural(n int, one, many string) string {
+	if n == 1 {
+		return one
+	}
+	return many
+}
+
+// size writes an amount of memory: 128 KiB, 1.25 GiB.
+func size(n int64) string {
+	units := []string{"B", "KiB", "MiB", "GiB", "TiB"}
+	v, u := float64(n), 0
+	for ; v >= 1024 && u < len(units)-1; u++ {
+		v /= 1024
+	}
+	if v == float64(int64(v)) {
+		return fmt.Sprintf("%.0f %s", v, units[u])
+	}
+	return three(v) + " " + units[u]
+}
+
+// three writes a number with three digits or, if it is 1,000 or more, all of those before
+// the point.
+func three(v float64) string {
+	switch {
+	case v < 9.995:
+		return fmt.Sprintf("%.2f", v)
+	case v < 99.95:
+		return fmt.Sprintf("%.1f", v)
+	}
+	return fmt.Sprintf("%.0f", v)
+}

@@ -120,65 +120,39 @@ func (c config) memory(a *device.Accelerator, bytes int64) (addr uintptr, free f
 		addr, err := a.Driver().Alloc(before + bytes)
 		return addr + before, func() error { return a.Driver().Free(addr) }, err
 	}
-	n := 1
-	if c.kind == twoPieces {
-		n = 2
-	}
-	var pieces []piece
-	var closers []func() error
-	free = func() error {
-		var errs []error
-		for _, f := range closers {
-			errs = append(errs, f())
-		}
-		return errors.Join(errs...)
-	}
-	for range n {
-		p, closer, err := allocShared(a, before+bytes)
-		if err != nil {
-			return 0, nil, errors.Join(err, free())
-		}
-		pieces, closers = append(pieces, p), append(closers, closer)
-	}
 	_, driver, err := sharingOf(a)
 	if err != nil {
 		return 0, nil, err
 	}
-	o, err := driver.openPieces(pieces)
-	for _, p := range pieces {
+	first, freeFirst, err := driver.allocShared(before + bytes)
+	if err != nil || c.kind == mappedMemory {
+		return first + before, freeFirst, err
+	}
+	second, freeSecond, err := driver.allocShared(before + bytes)
+	if err != nil {
+		return 0, nil, errors.Join(err, freeFirst())
+	}
+	both, offset, err := exportBoth(driver, first, second)
+	if err != nil {
+		return 0, nil, err
+	}
+	m, err := driver.openPieces(both)
+	for _, p := range both {
 		closeAll([]int{p.fd})
 	}
-	if err != nil {
-		return 0, nil, errors.Join(err, free())
-	}
-	closers = append(closers, o.close)
-	if n == 2 {
-		return o.addr + uintptr(pieces[0].bytes) - before, free, nil
-	}
-	return o.addr + before, free, nil
+	return m.addr + uintptr(offset) - before, func() error { return errors.Join(m.close(), freeFirst(), freeSecond()) }, err
 }
 
-// allocShared allocates memory behind a descriptor.
-func allocShared(a *device.Accelerator, bytes int64) (p piece, free func() error, err error) {
-	switch d := a.Driver().(type) {
-	case *cuda.Driver:
-		s, err := d.AllocShared(bytes)
+// exportBoth returns the pieces of two memories, and where the second begins.
+func exportBoth(driver sharing, first, second uintptr) (both []piece, offset int64, err error) {
+	for _, addr := range []uintptr{first, second} {
+		pieces, _, err := driver.exportPieces(addr, 1, 1)
 		if err != nil {
-			return p, nil, err
+			return nil, 0, err
 		}
-		p.bytes = s.Bytes
-		p.fd, err = s.Export()
-		return p, s.Close, err
-	case *hip.Driver:
-		s, err := d.AllocShared(bytes)
-		if err != nil {
-			return p, nil, err
-		}
-		p.bytes = s.Bytes
-		p.fd, err = s.Export()
-		return p, s.Close, err
+		both = append(both, pieces...)
 	}
-	return p, nil, errors.New("no such driver")
+	return both, both[0].bytes, nil
 }
 
 // nothingLeft asks the fake in this process what has not been given back.

@@ -7,7 +7,6 @@ import (
 	"os"
 	"slices"
 	"sync"
-	"time"
 
 	"github.com/kvferry/kvferry/copier"
 	"github.com/kvferry/kvferry/device"
@@ -15,12 +14,6 @@ import (
 	"github.com/kvferry/kvferry/internal/handoff"
 	"github.com/kvferry/kvferry/kv"
 	"github.com/kvferry/kvferry/transfer"
-)
-
-// pollLeast and pollMost are how often an owner's event is asked for, at first and later.
-const (
-	pollLeast = 20 * time.Microsecond
-	pollMost  = time.Millisecond
 )
 
 // source is an owner's cache, opened in this process.
@@ -305,20 +298,10 @@ func (s *source) ready(ctx context.Context) error {
 	if err := ctx.Err(); err != nil || s.event == nil {
 		return err
 	}
-	for pause := pollLeast; ; pause = min(2*pause, pollMost) {
-		done, err := s.event.done()
-		if err != nil {
-			return s.errForeign("event", err)
-		}
-		if done {
-			return nil
-		}
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
-			return ctx.Err()
-		}
+	if err := s.event.wait(ctx); err != nil && ctx.Err() == nil {
+		return s.errForeign("event", err)
 	}
+	return ctx.Err()
 }
 
 func (s *source) enqueue(on device.Stream, p *transfer.Plan) error {

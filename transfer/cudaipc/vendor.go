@@ -1,6 +1,9 @@
 package cudaipc
 
 import (
+	"context"
+	"time"
+
 	"github.com/kvferry/kvferry/device"
 	"github.com/kvferry/kvferry/device/cuda"
 	"github.com/kvferry/kvferry/device/hip"
@@ -31,6 +34,27 @@ type event struct {
 	close func() error
 }
 
+// pollLeast and pollMost are how often an event is asked for, at first and later.
+const (
+	pollLeast = 20 * time.Microsecond
+	pollMost  = time.Millisecond
+)
+
+// wait waits for the event's latest recording, until ctx ends. No stream waits for it:
+// work of another process is over when that pleases.
+func (e *event) wait(ctx context.Context) error {
+	for pause := pollLeast; ; pause = min(2*pause, pollMost) {
+		if done, err := e.done(); done || err != nil {
+			return err
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
 // sharing is what the drivers of both vendors do for other processes: see there.
 type sharing interface {
 	exportMemory(addr uintptr) (h handle, offset, bytes int64, err error)
@@ -38,6 +62,7 @@ type sharing interface {
 	openMemory(h handle) (opened, error)
 	openPieces(pieces []piece) (opened, error)
 	openEvent(h handle) (event, error)
+	allocShared(bytes int64) (addr uintptr, free func() error, err error)
 }
 
 // sharingOf returns the name of the engine for a device, and how it shares. Kind:
@@ -74,6 +99,14 @@ func (d nvidia) openMemory(h handle) (opened, error) {
 		return opened{}, err
 	}
 	return opened{o.Addr, o.Bytes, o.Close}, nil
+}
+
+func (d nvidia) allocShared(bytes int64) (addr uintptr, free func() error, err error) {
+	s, err := d.AllocShared(bytes)
+	if err != nil {
+		return 0, nil, err
+	}
+	return s.Addr, s.Close, nil
 }
 
 func (d nvidia) openPieces(pieces []piece) (opened, error) {
@@ -117,6 +150,14 @@ func (d amd) openMemory(h handle) (opened, error) {
 		return opened{}, err
 	}
 	return opened{o.Addr, o.Bytes, o.Close}, nil
+}
+
+func (d amd) allocShared(bytes int64) (addr uintptr, free func() error, err error) {
+	s, err := d.AllocShared(bytes)
+	if err != nil {
+		return 0, nil, err
+	}
+	return s.Addr, s.Close, nil
 }
 
 func (d amd) openPieces(pieces []piece) (opened, error) {

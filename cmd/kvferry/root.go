@@ -98,7 +98,7 @@ the environment before the file, the file before the default. An empty variable 
 		return fault.Wrap(fault.Invalid, "", err).Hint("%s --help lists the flags", cmd.CommandPath())
 	})
 	root.SetHelpCommand(newHelp())
-	root.AddCommand(newReplay(), newTransfer(), newBench(), newDoctor(), newVersion(), newExitTopic())
+	root.AddCommand(newReplay(), newTransfer(), newBench(), newDoctor(), newVersion(), newExitTopic(), newMooncakeChild())
 	return root
 }
 

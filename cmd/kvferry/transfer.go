@@ -12,6 +12,7 @@ import (
 	"github.com/kvferry/kvferry/cmd/kvferry/internal/engines"
 	"github.com/kvferry/kvferry/cmd/kvferry/internal/transfer"
 	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/transfer/mooncake"
 )
 
 // newTransfer returns the verb transfer and its own verbs.
@@ -174,6 +175,18 @@ nobody else can read, to each host that is to read pages.`,
 			}
 			return nil
 		},
+	}
+}
+
+// newMooncakeChild returns the hidden verb of the process that Mooncake's library runs in.
+func newMooncakeChild() *cobra.Command {
+	return &cobra.Command{
+		Use:    mooncake.Verb,
+		Hidden: true,
+		Args:   noArgs,
+		// Its parent says all that it needs: no environment, no file.
+		PersistentPreRunE: func(*cobra.Command, []string) error { return nil },
+		RunE:              func(*cobra.Command, []string) error { return mooncake.Serve() },
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 
 	"github.com/zeebo/xxh3"
 
@@ -21,8 +20,13 @@ import (
 	"github.com/kvferry/kvferry/transfer/local"
 )
 
-// readMiB is what one read moves, where the pools are as large.
-const readMiB = 64
+// readMiB is what one read moves, where the pools are as large. Of reads that are no
+// slower than a copy in memory a run takes so many: one alone is over too soon to be timed
+// beside what else the machine does.
+const (
+	readMiB   = 64
+	memoryRun = 4
+)
 
 // variant is a way to read that is measured: an engine, and how it is set up.
 type variant struct {
@@ -362,18 +366,25 @@ func (p *transferReader) read(ctx context.Context, x *transferSide, i int, d *tr
 	return nil
 }
 
-// turns makes a contestant of f, which is given the reads one after the other. What it has
-// brought first is compared with the source.
-func (x *transferSide) turns(f func(i int) error, compare bool) contestant {
+// turns makes a contestant of so many calls of f, which is given the reads one after the
+// other. What the last call of the first turn has brought is compared with the source.
+func (x *transferSide) turns(n int, compare bool, f func(i int) error) contestant {
 	next := 0
 	return contestant{
-		run: func() error { return f(next % len(x.local)) },
+		run: func() error {
+			for range n {
+				if err := f(next % len(x.local)); err != nil {
+					return err
+				}
+				next++
+			}
+			return nil
+		},
 		after: func() error {
-			next++
-			if !compare || next > 1 {
+			if !compare || next > n {
 				return nil
 			}
-			return x.compare(0)
+			return x.compare((next - 1) % len(x.local))
 		},
 	}
 }
@@ -397,7 +408,7 @@ func (x *transferSide) compare(i int) error {
 	return nil
 }
 
-// bare are the bare loops over the rows of each read.
+// bareRead is the rows of one read, for bare loops.
 type bareRead struct {
 	rows []ceiling.Row
 	ops  []device.Op
@@ -437,43 +448,54 @@ func (b *transferBench) measure(ctx context.Context, s transferShape) (err error
 		}
 	}
 	byDevice := func(i int) error { return errors.Join(x.stream.Copy(loops[i].ops), x.stream.Sync(ctx)) }
-	contestants := []contestant{
-		x.turns(func(i int) error {
+	memory := []contestant{
+		x.turns(memoryRun, true, func(i int) error {
 			b.o.split(len(loops[i].rows), func(from, to int) { ceiling.Copy(loops[i].rows[from:to]) })
 			return nil
-		}, true),
-		x.turns(byDevice, true),
-		x.turns(func(i int) error {
+		}),
+		x.turns(memoryRun, true, byDevice),
+		x.turns(memoryRun, true, func(i int) error {
 			for k := range loops[i].rows {
 				ceiling.Copy(loops[i].rows[k : k+1])
 				sum(loops[i].rows[k : k+1])
 			}
 			return nil
-		}, true),
-		x.turns(func(i int) error {
+		}),
+		x.turns(memoryRun, true, func(i int) error {
 			err := byDevice(i)
 			sum(loops[i].rows)
 			return err
-		}, true),
-		x.turns(func(i int) error { ceiling.Copy(piece[i%len(piece)]); return nil }, false),
-		x.turns(x.raw.read, false),
+		}),
+		x.turns(memoryRun, false, func(i int) error { ceiling.Copy(piece[i%len(piece)]); return nil }),
 	}
+	socket := []contestant{x.turns(1, false, x.raw.read)}
+	at := map[string][2]int{} // group and place of the first of two contestants
 	for _, p := range x.parts {
+		group, g, reads := &socket, 1, 1
+		if p.name == inProcess || p.name == engines.HostIPC {
+			group, g, reads = &memory, 0, memoryRun
+		}
+		at[p.name] = [2]int{g, len(*group)}
 		for _, d := range []*transfer.Descriptor{p.plain, p.summed} {
-			contestants = append(contestants, x.turns(func(i int) error { return p.read(ctx, x, i, d) }, true))
+			*group = append(*group, x.turns(reads, true, func(i int) error { return p.read(ctx, x, i, d) }))
 		}
 	}
-	seconds, err := b.o.interleave(ctx, contestants)
+	seconds, err := b.o.interleave(ctx, memory, socket)
 	if err != nil {
 		return err
 	}
+	one := func(s []float64) []float64 { return each(s, func(s float64) float64 { return s / memoryRun }) }
 	t := seconds[0]
 	m := &transferTimes{
-		shape: s, bytes: int64(len(x.local[0])) * s.PageBytes,
-		r: leastOf(t[0], t[1]), summed: leastOf(t[2], t[3]), c: t[4], pieceBytes: ceiling.Bytes(piece[0]), raw: t[5], ours: map[string][2][]float64{},
+		shape: s, bytes: int64(len(x.local[0])) * s.PageBytes, r: one(leastOf(t[0], t[1])), summed: one(leastOf(t[2], t[3])),
+		c: one(t[4]), pieceBytes: ceiling.Bytes(piece[0]), raw: seconds[1][0], ours: map[string][2][]float64{},
 	}
-	for i, p := range x.parts {
-		m.ours[p.name] = [2][]float64{t[6+2*i], t[7+2*i]}
+	for name, a := range at {
+		times := seconds[a[0]][a[1] : a[1]+2]
+		if a[0] == 0 {
+			times = [][]float64{one(times[0]), one(times[1])}
+		}
+		m.ours[name] = [2][]float64{times[0], times[1]}
 	}
 	for _, p := range x.parts {
 		if b.sections[p.name] == nil {
@@ -497,83 +519,4 @@ func (x *transferSide) pieces() (all [][]ceiling.Row) {
 		all = append(all, []ceiling.Row{{Dst: dst.Bytes()[off : off+n], Src: src.Bytes()[off : off+n]}})
 	}
 	return all
-}
-
-func sectionTitle(name string) string {
-	switch name {
-	case inProcess:
-		return "local: pages of another cache in this process"
-	case engines.HostIPC:
-		return "hostipc: pages of another process, whose memory is mapped here"
-	case engines.TCP:
-		return "tcp: pages of another process over loopback"
-	case tlsVariant:
-		return "tcp with TLS 1.3: the same, encrypted"
-	}
-	return name + ", by TCP over loopback"
-}
-
-// transferTimes are the seconds of one shape, run by run.
-type transferTimes struct {
-	shape             transferShape
-	bytes, pieceBytes int64
-	r, summed, c, raw []float64
-	ours              map[string][2][]float64 // without and with checksums of pages
-}
-
-// lines are those of a variant: without and with checksums of pages.
-func (m *transferTimes) lines(name string) (out []Line) {
-	order := "scattered"
-	if m.shape.Run > 1 {
-		order = "runs of " + strconv.Itoa(m.shape.Run)
-	}
-	gb := gbps(m.bytes)
-	for i, checks := range []string{"page sums off", "page sums on"} {
-		ours := each(m.ours[name][i], gb)
-		l := newLine(fmt.Sprintf("%-7s  %-10s  %s", size(m.shape.PageBytes), order, checks), statOf(ours), map[string]any{
-			"engine": name, "page_bytes": m.shape.PageBytes, "run": m.shape.Run, "page_sums": i == 1,
-		})
-		l.Bytes = &m.bytes
-		l.against("C", ours, each(m.c, gbps(m.pieceBytes)))
-		r := m.r
-		if i == 1 {
-			r = m.summed
-		}
-		l.against("R", ours, each(r, gb))
-		m.beside(&l, name, i, ours)
-		out = append(out, l)
-	}
-	return out
-}
-
-// beside adds what a variant is held against besides the ceilings, and the goals.
-func (m *transferTimes) beside(l *Line, name string, i int, ours []float64) {
-	gb := gbps(m.bytes)
-	other := func(label, of string) bool {
-		times, ok := m.ours[of]
-		if ok {
-			l.against(label, ours, each(times[i], gb))
-		}
-		return ok
-	}
-	switch name {
-	case engines.HostIPC:
-		if m.shape.PageBytes >= 64<<10 {
-			l.atLeast("R", 0.95)
-		}
-	case engines.TCP:
-		l.against("raw", ours, each(m.raw, gb))
-		if i == 0 {
-			l.atLeast("raw", 0.9)
-		}
-		if other("mooncake", childVariant) && i == 0 {
-			l.atLeast("mooncake", 1.3)
-		}
-	case tlsVariant:
-		other("plain", engines.TCP)
-	case childVariant:
-		if other("in process", inProcessVariant) && i == 0 {
-			l.atLeast("in process", 0.95)
-		}
-	}
 }

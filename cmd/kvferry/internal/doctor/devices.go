@@ -417,9 +417,12 @@ func noCopier(ctx context.Context, a *device.Accelerator, force string, err erro
 	return f
 }
 
+// sharing is the finding about a device's memory in other processes.
+const sharing = "sharing"
+
 // exports says whether other processes can be given this device's memory.
 func (m *Machine) exports(at device.Attributes) Finding {
-	const name = "sharing"
+	const name = sharing
 	own := "processes of this container"
 	if f := m.pidNamespace(); f.Level == Green {
 		own = "processes of this machine"

@@ -84,7 +84,8 @@ type Report struct {
 // Options are the choices of the user.
 type Options struct {
 	accel.Libraries
-	Copier string // "" = the first that works
+	Copier   string   // "" = the first that works
+	Mooncake []string // files of its library; none = it is not looked at
 
 	// Budget bounds the time of measuring; 0 is 12 s. PoolBytes is the memory on each side
 	// of what is measured, a power of 2; 0 is 128 MiB.
@@ -102,10 +103,12 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	o.Budget = cmp.Or(o.Budget, 12*time.Second)
 	o.PoolBytes = cmp.Or(o.PoolBytes, 2*wholeBytes)
 	m := ThisMachine()
-	r := &Report{OS: runtime.GOOS, Arch: runtime.GOARCH, Sections: Examine(m)}
+	r := &Report{OS: runtime.GOOS, Arch: runtime.GOARCH, Sections: append(Examine(m), m.transfers(ctx, o))}
+	at := len(r.Sections) - 1
 	if err := r.devices(ctx, m, o); err != nil {
 		return nil, err
 	}
+	r.Sections[at].Findings = append(r.Sections[at].Findings, deviceEngines(r.Sections)...)
 	r.Level = worst(r.Sections)
 	r.Seconds = time.Since(began).Seconds()
 	return r, nil

@@ -130,7 +130,7 @@ func TestRun_LooksAtThisMachine(t *testing.T) {
 			t.Errorf("%d rates of the host, findings %+v", len(s.Rates), s.Findings)
 		}
 	}
-	if got := strings.Join(titles, " "); !strings.HasPrefix(got, "memory processes engines cards host") {
+	if got := strings.Join(titles, " "); !strings.HasPrefix(got, "memory processes engines cards transfer engines host") {
 		t.Errorf("sections: %s", got)
 	}
 	ctx, cancel := context.WithCancel(t.Context())

@@ -80,7 +80,7 @@ func TestRun_LooksAtEveryDeviceOfEveryDriver(t *testing.T) {
 				want(t, found, on+"pinning", Green, "8 MiB in ")
 				want(t, found, on+"link", Green, "GB/s at best")
 			}
-			for _, s := range r.Sections[5:] {
+			for _, s := range r.Sections[6:] {
 				if len(s.Rates) != 3*(len(copySizes())+1) {
 					t.Errorf("%s: %d rates", s.Title, len(s.Rates))
 				}
@@ -246,7 +246,7 @@ func TestRun_StartsNoLibraryWhereThereIsNoDriver(t *testing.T) {
 		t.Skip("this machine has a driver")
 	}
 	r, _ := look(t, quick())
-	for _, s := range r.Sections[5:] {
+	for _, s := range r.Sections[6:] {
 		t.Errorf("section %s: %+v", s.Title, s.Findings)
 	}
 	if m.hasCUDA() || m.hasHIP() {

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"context"
 	"fmt"
 	"io/fs"
 	"os"
@@ -8,6 +9,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kvferry/kvferry/transfer/hostipc"
 )
 
 // Machine is how the doctor sees a machine; tests make up others.
@@ -22,6 +25,10 @@ type Machine struct {
 	Lock func(bytes int) error
 	// TakeFD takes a descriptor of a process: this one, which has every right to.
 	TakeFD func() error
+	// HostIPC tries to share host memory between processes.
+	HostIPC func(context.Context) hostipc.Report
+	// Loopback connects to a port of this machine.
+	Loopback func() error
 }
 
 // ThisMachine is the machine that this process runs on.
@@ -57,6 +64,8 @@ func ThisMachine() *Machine {
 			}
 			return unix.Close(fd)
 		},
+		HostIPC:  func(ctx context.Context) hostipc.Report { return hostipc.Probe(ctx, hostipc.Options{}) },
+		Loopback: loopback,
 	}
 }
 

@@ -62,8 +62,8 @@ func table() []entry {
 	return []entry{
 		deviceIPC(CUDAIPC, accel.CUDA),
 		deviceIPC(HIPIPC, accel.HIP),
-		{HostIPC, notThere, openNothing},
-		{Mooncake, notThere, openNothing},
+		{HostIPC, onHost, openHostIPC},
+		{Mooncake, noMooncake, openMooncake},
 		{TCP, noTCP, openTCP},
 	}
 }
@@ -191,7 +191,7 @@ func (s *Set) Reached() []string {
 		case TCP:
 			all = append(all, s.reachedTCP(e))
 		case Mooncake:
-			all = append(all, s.reachedMooncake())
+			all = append(all, Mooncake+" on "+s.o.mooncakeListen()+" (open to all who reach it)")
 		default:
 			all = append(all, e.Name()+" (this host)")
 		}

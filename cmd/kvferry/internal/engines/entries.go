@@ -10,6 +10,8 @@ import (
 	"github.com/kvferry/kvferry/fault"
 	"github.com/kvferry/kvferry/transfer"
 	"github.com/kvferry/kvferry/transfer/cudaipc"
+	"github.com/kvferry/kvferry/transfer/hostipc"
+	"github.com/kvferry/kvferry/transfer/mooncake"
 	"github.com/kvferry/kvferry/transfer/tcp"
 )
 
@@ -25,6 +27,10 @@ func onHost(_ *Options, side Side, x *accel.Opened) (what, remedy string) {
 		return "its pages are in memory of " + x.Device.Name(), "leave --device out, or choose another engine"
 	}
 	return "", ""
+}
+
+func openHostIPC(context.Context, *Options, Side, *accel.Opened) (transfer.Engine, error) {
+	return hostipc.New(hostipc.Options{})
 }
 
 func noTCP(o *Options, side Side, x *accel.Opened) (what, remedy string) {
@@ -95,6 +101,38 @@ func NewKeyFile(path string) error {
 		remedy = "use the key that is there, or name another file: a key is never overwritten"
 	}
 	return fault.Wrap(kindOf(err), "", err).Hint("%s", remedy)
+}
+
+const mooncakeWarning = "whoever reaches Mooncake's ports can read what is served: it asks nobody who they are"
+
+func noMooncake(o *Options, side Side, x *accel.Opened) (what, remedy string) {
+	if what, remedy = onHost(o, side, x); what != "" {
+		return what, remedy
+	}
+	if len(o.Mooncake) == 0 {
+		return "its library was not named", "give --mooncake-library FILE, Mooncake's libtransfer_engine.so, behind what it needs"
+	}
+	return "", ""
+}
+
+func openMooncake(_ context.Context, o *Options, side Side, _ *accel.Opened) (transfer.Engine, error) {
+	m := mooncake.Options{Libraries: o.Mooncake, InProcess: o.InProcess}
+	if side == Owner {
+		m.Listen = o.mooncakeListen()
+	}
+	e, err := mooncake.New(m)
+	if err != nil {
+		return nil, withRemedy("", err, "kvferry doctor --mooncake-library says what is in the way")
+	}
+	return e, nil
+}
+
+// mooncakeListen is where an owner's Mooncake listens.
+func (o *Options) mooncakeListen() string {
+	if o.MooncakeListen == "" {
+		return "127.0.0.1"
+	}
+	return o.MooncakeListen
 }
 
 // deviceIPC is the engine for memory of one vendor's devices.

@@ -86,6 +86,9 @@ func Serve(ctx context.Context, o ServeOptions, stdout, terminal io.Writer, log 
 	if s.engines, err = engines.Open(ctx, o.Engines, engines.Owner, s.opened); err != nil {
 		return err
 	}
+	if names := s.engines.Names(); o.Once && len(names) == 1 && names[0] == engines.Mooncake {
+		return fault.New(fault.Invalid, "--once", "would never end: by %s nobody acknowledges", engines.Mooncake).Hint("leave --once out, or add another engine")
+	}
 	if s.file, err = publishTo(o.Descriptor, stdout); err != nil {
 		return err
 	}

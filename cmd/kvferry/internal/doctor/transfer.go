@@ -1,0 +1,126 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"time"
+
+	"github.com/kvferry/kvferry/cmd/kvferry/internal/engines"
+	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/transfer/mooncake"
+)
+
+// What is tried may take so long; Mooncake's library has to start.
+const (
+	tryLimit      = 2 * time.Second
+	mooncakeLimit = 10 * time.Second
+)
+
+// transfers says which engines of package transfer work here, and why not the others.
+func (m *Machine) transfers(ctx context.Context, o Options) Section {
+	return Section{Title: "transfer engines", Findings: []Finding{
+		green("local", "always: two caches in one process"),
+		m.hostIPC(ctx),
+		m.tcp(),
+		mooncakeEngine(ctx, o.Mooncake),
+	}}
+}
+
+// hostIPC says whether processes of this machine can read each other's host memory.
+func (m *Machine) hostIPC(ctx context.Context) Finding {
+	ctx, cancel := context.WithTimeout(ctx, tryLimit)
+	defer cancel()
+	r := m.HostIPC(ctx)
+	if r.Sharing != nil {
+		f := yellow(engines.HostIPC, limitRemedy(r.Sharing, "use tcp between processes, or let this one use memfds, Unix sockets and /proc"),
+			"memory can't be handed to another process: %v", r.Sharing)
+		if hint := fault.RemedyOf(r.Sharing); hint != "" {
+			f.Remedy = hint
+		}
+		return f
+	}
+	text := "memory is handed to processes of this user by sockets in " + r.Dir
+	if r.Process != nil {
+		return green(engines.HostIPC, "%s; of memory that is no memfd nothing can be read: %v", text, r.Process)
+	}
+	return green(engines.HostIPC, "%s; memory that is no memfd is read by process_vm_readv", text)
+}
+
+// tcp says whether one process reaches another by TCP.
+func (m *Machine) tcp() Finding {
+	if err := m.Loopback(); err != nil {
+		return yellow(engines.TCP, limitRemedy(err, "bring the interface lo up, and look at the rules of the firewall for it"), "127.0.0.1 can't be reached: %v", err)
+	}
+	return green(engines.TCP, "127.0.0.1 can be reached; both sides need one key (kvferry transfer key makes it), an owner an address (--listen)")
+}
+
+// mooncakeEngine says whether Mooncake's library works, if it was named.
+func mooncakeEngine(ctx context.Context, libraries []string) Finding {
+	if len(libraries) == 0 {
+		return green(engines.Mooncake, "not looked at: --mooncake-library names its library, which kvferry doesn't come with")
+	}
+	ctx, cancel := context.WithTimeout(ctx, mooncakeLimit)
+	defer cancel()
+	r, err := mooncake.Check(ctx, mooncake.Options{Libraries: libraries, Listen: "127.0.0.1"})
+	if err != nil {
+		return wrong(engines.Mooncake, "name the files of its library that can be opened here, those that it needs first, or leave --mooncake-library out", err)
+	}
+	return green(engines.Mooncake, "%s, works in a child process; its ports ask nobody who they are: give it an address of a network that is yours", strings.TrimSpace(r.Release))
+}
+
+// deviceEngines says, once the devices were looked at, which of them share their memory.
+func deviceEngines(sections []Section) (found []Finding) {
+	for _, v := range []struct{ engine, vendor string }{{engines.CUDAIPC, "cuda"}, {engines.HIPIPC, "hip"}} {
+		var yes, no []string
+		for _, s := range sections {
+			if !strings.HasPrefix(s.Title, v.vendor+":") {
+				continue
+			}
+			for _, f := range s.Findings {
+				switch {
+				case f.Name != sharing:
+				case f.Level == Green:
+					yes = append(yes, s.Title)
+				default:
+					no = append(no, s.Title)
+				}
+			}
+		}
+		switch {
+		case len(yes)+len(no) == 0:
+			found = append(found, green(v.engine, "no device of %s was opened", v.vendor))
+		case len(no) == 0:
+			found = append(found, green(v.engine, "%s: with processes on the same device", strings.Join(yes, ", ")))
+		default:
+			found = append(found, yellow(v.engine, "see sharing of these devices; or let the cache be copied through host memory", "not %s; %s",
+				strings.Join(no, ", "), orNobody(yes)))
+		}
+	}
+	return found
+}
+
+func orNobody(names []string) string {
+	if len(names) == 0 {
+		return "and no other"
+	}
+	return "but " + strings.Join(names, ", ")
+}
+
+// loopback connects to a port of 127.0.0.1.
+func loopback() (err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), tryLimit)
+	defer cancel()
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, l.Close()) }()
+	c, err := new(net.Dialer).DialContext(ctx, "tcp", l.Addr().String())
+	if err != nil {
+		return fmt.Errorf("%v: %w", l.Addr(), err)
+	}
+	return c.Close()
+}

@@ -384,3 +384,75 @@ func TestShared_GivesBackWhatItCannotFinish(t *testing.T) {
 	}
 	r.must(m.Close())
 }
+
+// TestShared_OfSeveralPieces maps two memories one behind the other, and finds out what
+// lies at an address of theirs.
+func TestShared_OfSeveralPieces(t *testing.T) {
+	for _, version := range versions() {
+		r := open(t, "0", fakedriver.Options{Version: version})
+		var pieces []cuda.Piece
+		for range 2 {
+			m, err := r.drv.AllocShared(1)
+			r.must(err)
+			fd, err := m.Export()
+			r.must(err)
+			pieces = append(pieces, cuda.Piece{FD: fd, Bytes: m.Bytes})
+			r.must(m.Close()) // its descriptor keeps it
+		}
+		m, err := r.drv.ImportPieces(pieces)
+		r.must(err)
+		if _, err := m.Export(); !errors.Is(err, fault.Unsupported) {
+			t.Errorf("one descriptor of two pieces: %v", err)
+		}
+		at := m.Addr + uintptr(pieces[0].Bytes) - 4096
+		own := r.filled(8192, 'p')
+		s := r.stream()
+		_, err = r.engine("cuda").CopyRects(s, []device.Rect{{Dst: at, Src: own, Width: 8192, Rows: 1, Slices: 1}})
+		r.must(err)
+		r.must(r.sync(s))
+
+		again, offset, err := r.drv.ExportPieces(at, 8192, 2)
+		r.must(err)
+		if len(again) != 2 || offset != pieces[0].Bytes-4096 || again[0].Bytes != pieces[0].Bytes || again[1].Bytes != pieces[1].Bytes {
+			t.Fatalf("%+v from byte %d on, of %+v", again, offset, pieces)
+		}
+		o, err := r.drv.ImportPieces(again)
+		r.must(err)
+		r.want("both pieces", o.Addr+uintptr(offset), pattern(8192, 'p'))
+		r.must(o.Close())
+		if one, offset, err := r.drv.ExportPieces(at+4096, 1, 1); len(one) != 1 || offset != 0 || err != nil {
+			t.Errorf("the second piece: %+v from byte %d on, %v", one, offset, err)
+		} else {
+			r.must(unix.Close(one[0].FD))
+		}
+
+		// What can't be exported leaves nothing open.
+		before, err := os.ReadDir("/proc/self/fd")
+		r.must(err)
+		handles := r.fake.Counts().Handles
+		if _, _, err := r.drv.ExportPieces(at, 8192, 1); !errors.Is(err, fault.Unsupported) || fault.RemedyOf(err) == "" {
+			t.Errorf("more pieces than are wanted: %v", err)
+		}
+		if _, _, err := r.drv.ExportPieces(own, 8192, 2); !errors.Is(err, fault.Device) {
+			t.Errorf("other memory: %v", err)
+		}
+		for _, call := range []string{"cuMemRetainAllocationHandle", "cuMemExportToShareableHandle", "cuMemGetAddressRange_v2"} {
+			r.fake.FailCall(call, 2, invalidValue)
+			if _, _, err := r.drv.ExportPieces(at, 8192, 2); !errors.Is(err, fault.Device) || !strings.Contains(err.Error(), call) {
+				t.Errorf("%s fails: %v", call, err)
+			}
+		}
+		after, err := os.ReadDir("/proc/self/fd")
+		r.must(err)
+		if n := r.fake.Counts().Handles; n != handles || len(after) != len(before) {
+			t.Errorf("%d handles and %d descriptors are open, and were %d and %d", n, len(after), handles, len(before))
+		}
+		if _, err := r.drv.ImportPieces(nil); !errors.Is(err, fault.Invalid) {
+			t.Errorf("no pieces: %v", err)
+		}
+		r.must(m.Close())
+		for _, p := range append(pieces, again...) {
+			r.must(unix.Close(p.FD))
+		}
+	}
+}

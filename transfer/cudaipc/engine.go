@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"sync"
 	"time"
@@ -46,6 +47,7 @@ type Engine struct {
 	device *device.Accelerator
 	driver sharing
 	o      Options
+	pid    int // of this process, whose own memory is not opened
 
 	mu   sync.Mutex
 	held map[handle][]*source // guarded by mu; who has a handle open
@@ -69,7 +71,7 @@ func New(a *device.Accelerator, o Options) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Engine{name: name, device: a, driver: driver, o: o, held: map[handle][]*source{}}, nil
+	return &Engine{name: name, device: a, driver: driver, o: o, pid: os.Getpid(), held: map[handle][]*source{}}, nil
 }
 
 // Name returns "cudaipc" or "hipipc".
@@ -117,7 +119,7 @@ func (e *Engine) Offer(x transfer.Export) (offer []byte, withdraw func(), err er
 	if err := e.grantRegions(g, ex); err != nil {
 		return nil, nil, err
 	}
-	ex.payload = g.append(nil)
+	ex.payload = g.encode()
 	l, err := handoff.Listen(handoff.ListenOptions{
 		Dir: e.o.Dir, Prefix: e.name, AllowUIDs: e.o.AllowUIDs, MaxConns: e.o.MaxConns, Serve: ex.serve,
 	})

@@ -100,7 +100,8 @@ func (g *grant) files() int {
 	return n
 }
 
-func (g *grant) append(b []byte) []byte {
+// encode is the inverse of parseGrant.
+func (g *grant) encode() (b []byte) {
 	le := binary.LittleEndian
 	var flags uint16
 	if g.event != nil {
@@ -135,7 +136,7 @@ func (g *grant) append(b []byte) []byte {
 	return b
 }
 
-// parseGrant is the inverse of append, for bytes from anybody. Kinds: fault.Invalid,
+// parseGrant reads a grant, for bytes from anybody. Kinds: fault.Invalid,
 // fault.Unsupported (another version).
 func parseGrant(b []byte) (*grant, error) {
 	c := &cursor{rest: b}

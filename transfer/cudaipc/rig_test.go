@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -16,7 +15,6 @@ import (
 	"github.com/kvferry/kvferry/device/hip"
 	"github.com/kvferry/kvferry/internal/dl"
 	"github.com/kvferry/kvferry/internal/fakedriver"
-	"github.com/kvferry/kvferry/internal/leaktest"
 	"github.com/kvferry/kvferry/transfer/transfertest"
 )
 
@@ -25,24 +23,6 @@ const (
 	libraryVariable = "KVFERRY_TEST_LIBRARY"
 	dirVariable     = "KVFERRY_TEST_DIR"
 )
-
-func TestMain(m *testing.M) {
-	roles := map[string]func() (transfertest.Side, error){}
-	for _, c := range configs() {
-		roles[c.String()] = func() (transfertest.Side, error) {
-			library := os.Getenv(libraryVariable)
-			s, err := c.side(library, filepath.Join(filepath.Dir(library), "libfakecudart.so"), os.Getenv(dirVariable))
-			if err != nil {
-				return s, err
-			}
-			end := s.Close
-			s.Close = func() error { return errors.Join(end(), nothingLeft(library)) }
-			return s, nil
-		}
-	}
-	transfertest.Child(roles)
-	leaktest.Main(m)
-}
 
 // config is a library, and the kind of memory that caches lie in.
 type config struct {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"sync"
 
@@ -78,7 +77,7 @@ func (e *Engine) Open(ctx context.Context, t transfer.Target, d *transfer.Descri
 		}
 	}()
 	defer hello.Close()
-	if conn.Peer().PID == os.Getpid() {
+	if conn.Peer().PID == e.pid {
 		return nil, fault.New(fault.Invalid, "offer", "is this process's own, and no library opens memory of its own process").
 			Hint("give both sides engine local")
 	}

@@ -324,7 +324,7 @@ func checkPID(pidfd int, pid int32) error {
 		if name != "Pid" && name != "NSpid" {
 			continue
 		}
-		for _, number := range strings.Fields(value) {
+		for number := range strings.FieldsSeq(value) {
 			n, err := strconv.ParseInt(number, 10, 32)
 			if err == nil && n == -1 {
 				return errEnded(pid)

@@ -35,20 +35,46 @@ func TestScripts(t *testing.T) {
 		Setup: func(env *testscript.Env) error {
 			// The race detector sleeps for a second at the end of each process.
 			env.Vars = append(env.Vars, "GORACE=atexit_sleep_ms=10")
-			// Where sockets are, whose paths must be short.
-			run, err := os.MkdirTemp("", "kvf") //nolint:usetesting // t.TempDir is too long
-			if err != nil {
-				return err
-			}
-			env.Vars = append(env.Vars, "XDG_RUNTIME_DIR="+run)
-			env.Defer(func() { _ = os.RemoveAll(run) })
-			return nil
+			return runtimeDir(env)
 		},
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
 			"await":  await,
 			"break":  breakFile,
 			"status": status,
 		},
+	})
+}
+
+// runtimeDir gives a script a directory for sockets, whose paths must be short.
+func runtimeDir(env *testscript.Env) error {
+	dir, err := os.MkdirTemp("", "kvf")
+	if err != nil {
+		return err
+	}
+	env.Vars = append(env.Vars, "XDG_RUNTIME_DIR="+dir)
+	env.Defer(func() { _ = os.RemoveAll(dir) })
+	return nil
+}
+
+// TestScripts_OnMooncake runs the command with the real library of Mooncake, in $MOONCAKE.
+func TestScripts_OnMooncake(t *testing.T) {
+	vendor := os.Getenv("KVFERRY_VENDOR")
+	if vendor == "" {
+		vendor = filepath.Join("..", "..", ".vendor")
+	}
+	files, err := os.ReadFile(filepath.Join(vendor, "mooncake", "libraries"))
+	if err != nil {
+		needtest.Missing(t, "Mooncake's library is missing: e2e/fetch fetches it: "+err.Error())
+	}
+	testscript.Run(t, testscript.Params{
+		Dir:                 "testdata/mooncake",
+		RequireExplicitExec: true,
+		RequireUniqueNames:  true,
+		Setup: func(env *testscript.Env) error {
+			env.Vars = append(env.Vars, "GORACE=atexit_sleep_ms=10", "MOONCAKE="+strings.Join(strings.Fields(string(files)), ","))
+			return runtimeDir(env)
+		},
+		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){"await": await, "status": status},
 	})
 }
 
@@ -116,9 +142,9 @@ func TestScripts_OnFakes(t *testing.T) {
 			for name, path := range libraries {
 				env.Vars = append(env.Vars, name+"="+path)
 			}
-			return nil
+			return runtimeDir(env)
 		},
-		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){"status": status},
+		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){"await": await, "status": status},
 	})
 }
 

@@ -296,6 +296,8 @@ func (v maker) section(ctx context.Context, m *Machine, h *device.Host, o Option
 		return s
 	}
 	add(link(s.Rates, m.linkOf(at.PCI)))
+	f, err := deviceIPC(a, v.name)
+	add(trouble(ctx, a, f, err))
 	return s
 }
 

@@ -8,8 +8,11 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvferry/kvferry/cmd/kvferry/internal/accel"
 	"github.com/kvferry/kvferry/cmd/kvferry/internal/engines"
+	"github.com/kvferry/kvferry/device"
 	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/transfer/cudaipc"
 	"github.com/kvferry/kvferry/transfer/mooncake"
 )
 
@@ -71,31 +74,61 @@ func mooncakeEngine(ctx context.Context, libraries []string) Finding {
 	return green(engines.Mooncake, "%s, works in a child process; its ports ask nobody who they are: give it an address of a network that is yours", strings.TrimSpace(r.Release))
 }
 
-// deviceEngines says, once the devices were looked at, which of them share their memory.
+// deviceIPC tries whether an owner can share memory of a device.
+func deviceIPC(a *device.Accelerator, vendor string) (Finding, error) {
+	const remedy = "let the cache be copied through host memory, which hostipc and tcp read"
+	name := deviceEngine(vendor)
+	s, err := cudaipc.Probe(a)
+	switch {
+	case err != nil:
+		return yellow(name, remedy, "%v", err), err
+	case s.Handles != nil && s.Descriptors != nil:
+		return yellow(name, remedy, "by handle: %v; by descriptors: %v", s.Handles, s.Descriptors), s.Handles
+	case s.Handles != nil:
+		return yellow(name, remedy, "memory that is allocated as usual is not shared: %v", s.Handles), s.Handles
+	case s.Descriptors != nil:
+		return green(name, "memory that is allocated as usual is shared; what is mapped piece by piece isn't: %v", s.Descriptors), s.Descriptors
+	}
+	return green(name, "memory is shared with processes on this device, by handle and by descriptors"), nil
+}
+
+// deviceEngine is the engine for memory of a vendor's devices.
+func deviceEngine(vendor string) string {
+	if vendor == accel.HIP {
+		return engines.HIPIPC
+	}
+	return engines.CUDAIPC
+}
+
+// deviceEngines says, once the devices were looked at, which of them share their memory:
+// as it was tried, or, where that wasn't reached, as the device says of itself.
 func deviceEngines(sections []Section) (found []Finding) {
-	for _, v := range []struct{ engine, vendor string }{{engines.CUDAIPC, "cuda"}, {engines.HIPIPC, "hip"}} {
+	for _, vendor := range []string{accel.CUDA, accel.HIP} {
 		var yes, no []string
+		name := deviceEngine(vendor)
 		for _, s := range sections {
-			if !strings.HasPrefix(s.Title, v.vendor+":") {
+			if !strings.HasPrefix(s.Title, vendor+":") {
 				continue
 			}
-			for _, f := range s.Findings {
-				switch {
-				case f.Name != sharing:
-				case f.Level == Green:
-					yes = append(yes, s.Title)
-				default:
-					no = append(no, s.Title)
+			var last *Finding
+			for i, f := range s.Findings {
+				if f.Name == sharing || f.Name == name {
+					last = &s.Findings[i]
 				}
+			}
+			if last != nil && last.Level == Green {
+				yes = append(yes, s.Title)
+			} else {
+				no = append(no, s.Title)
 			}
 		}
 		switch {
 		case len(yes)+len(no) == 0:
-			found = append(found, green(v.engine, "no device of %s was opened", v.vendor))
+			found = append(found, green(name, "no device of %s was opened", vendor))
 		case len(no) == 0:
-			found = append(found, green(v.engine, "%s: with processes on the same device", strings.Join(yes, ", ")))
+			found = append(found, green(name, "%s: with processes on the same device", strings.Join(yes, ", ")))
 		default:
-			found = append(found, yellow(v.engine, "see sharing of these devices; or let the cache be copied through host memory", "not %s; %s",
+			found = append(found, yellow(name, "see what is said of these devices; or let the cache be copied through host memory", "not %s; %s",
 				strings.Join(no, ", "), orNobody(yes)))
 		}
 	}

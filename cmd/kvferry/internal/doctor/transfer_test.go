@@ -69,6 +69,11 @@ func TestDeviceEngines_AreWhatTheDevicesSaid(t *testing.T) {
 			t.Errorf("got  %+v\nwant %+v", found[i], want)
 		}
 	}
+	// What was tried counts for more than what the device says.
+	tried := Section{Title: "cuda:0", Findings: []Finding{shares, yellow("cudaipc", "other", "no")}}
+	if found = deviceEngines([]Section{tried}); found[0].Text != "not cuda:0; and no other" {
+		t.Errorf("got %+v", found)
+	}
 	if found = deviceEngines(nil); found[0].Level != Green || found[1].Text != "no device of hip was opened" {
 		t.Errorf("got %+v", found)
 	}

@@ -235,7 +235,17 @@ func (s *server) started(d *transfer.Descriptor) Started {
 		LeaseSeconds: s.o.Lease.Seconds(), Expires: d.Expires, Descriptor: s.file.path,
 	}
 	x.far = s.engines.Far()
-	x.flags = s.engines.ReadFlags(shellWord)
+	if s.opened.Accelerator != nil { // only a device reads from it
+		x.flags = []string{"--device " + s.opened.Device.Name()}
+		for _, l := range []struct{ flag, file string }{
+			{"--cuda-library", s.o.Libraries.CUDA}, {"--cudart-library", s.o.Libraries.CUDART}, {"--hip-library", s.o.Libraries.HIP},
+		} {
+			if l.file != "" {
+				x.flags = append(x.flags, l.flag+" "+shellWord(l.file))
+			}
+		}
+	}
+	x.flags = append(x.flags, s.engines.ReadFlags(shellWord)...)
 	return x
 }
 

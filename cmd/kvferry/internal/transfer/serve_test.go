@@ -1,0 +1,222 @@
+package transfer
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvferry/kvferry/cmd/kvferry/internal/engines"
+	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/transfer"
+)
+
+// served is a serve that runs in this process, reached by TCP.
+type served struct {
+	file, key string
+	cancel    context.CancelFunc
+	log       bytes.Buffer
+	over      chan error
+}
+
+// startServe serves until its context ends, and returns when the descriptor is there.
+func startServe(t *testing.T, change func(*ServeOptions)) *served {
+	t.Helper()
+	dir := t.TempDir()
+	s := &served{file: filepath.Join(dir, "d"), key: filepath.Join(dir, "key"), over: make(chan error, 1)}
+	if err := engines.NewKeyFile(s.key); err != nil {
+		t.Fatal(err)
+	}
+	o := DefaultServe()
+	o.Pages, o.Layers, o.Descriptor = 6, 2, s.file
+	o.Engines = engines.Options{Names: []string{engines.TCP}, KeyFile: s.key}
+	if change != nil {
+		change(&o)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	s.cancel = cancel
+	started := make(chan struct{}, 1)
+	log := &Log{W: io.MultiWriter(&s.log, first{started}), JSON: true}
+	go func() { s.over <- Serve(ctx, o, io.Discard, io.Discard, log) }()
+	select {
+	case <-started:
+	case err := <-s.over:
+		t.Fatalf("serve has ended: %v", err)
+	}
+	return s
+}
+
+// first says when something is written.
+type first struct{ to chan<- struct{} }
+
+func (f first) Write(b []byte) (int, error) {
+	select {
+	case f.to <- struct{}{}:
+	default:
+	}
+	return len(b), nil
+}
+
+// events are what it has said, once it is over.
+func (s *served) events(t *testing.T) (all []map[string]any) {
+	t.Helper()
+	for line := range strings.Lines(s.log.String()) {
+		var e map[string]any
+		if err := json.Unmarshal([]byte(line), &e); err != nil {
+			t.Fatalf("%q: %v", line, err)
+		}
+		all = append(all, e)
+	}
+	return all
+}
+
+func (s *served) read() ReadOptions {
+	o := DefaultRead()
+	o.Descriptor, o.Engines = s.file, engines.Options{Names: []string{engines.TCP}, KeyFile: s.key}
+	return o
+}
+
+func TestServe_EndsWithItsFirstReader(t *testing.T) {
+	s := startServe(t, func(o *ServeOptions) { o.Once, o.Seed, o.Publish = true, 42, 5 })
+	defer s.cancel()
+	o := s.read()
+	o.Repeat = 3
+	r, err := Read(t.Context(), o, nil, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := <-s.over; err != nil {
+		t.Error(err)
+	}
+	if r.Pages != 5 || *r.Seed != 42 || r.Passes != 3 || r.Compared != 3*5*r.PageBytes || r.SumsChecked != 15 || !r.Acknowledged || r.Error != nil {
+		t.Errorf("%+v", r)
+	}
+	all := s.events(t)
+	if last := all[len(all)-1]; last["event"] != "ended" || last["acknowledged"] != 1.0 {
+		t.Errorf("events %v", all)
+	}
+}
+
+// TestServe_PublishesAnewBeforeALeaseEnds waits for what the second half of a lease
+// brings, and reads by it.
+func TestServe_PublishesAnewBeforeALeaseEnds(t *testing.T) {
+	s := startServe(t, func(o *ServeOptions) { o.Lease = time.Second })
+	r := &readRun{o: s.read()}
+	if err := r.o.check(); err != nil {
+		t.Fatal(err)
+	}
+	var err error
+	if r.d, err = readDescriptor(t.Context(), s.file, nil); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := r.close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	if err := r.open(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	was := r.d
+	if err := r.pass(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	for r.d == was {
+		if err := r.renew(t.Context(), nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(r.pass(t.Context(), nil), r.acknowledge(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	if !r.d.Expires.After(was.Expires) || len(r.before) != 1 || !r.acknowledged {
+		t.Errorf("%v after %v, %d before", r.d.Expires, was.Expires, len(r.before))
+	}
+	s.cancel()
+	if err := <-s.over; err != nil { // an end that was asked for is none that failed
+		t.Error(err)
+	}
+	if _, err := os.Stat(s.file); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("its descriptor is still there: %v", err)
+	}
+}
+
+func TestRead_SaysWhatToDoWithADescriptorThatIsNoGood(t *testing.T) {
+	for name, x := range map[string]struct {
+		change       func(*transfer.Descriptor)
+		kind         fault.Kind
+		text, remedy string
+	}{
+		"a lease that is over": {
+			func(d *transfer.Descriptor) { d.Expires = time.Unix(1, 0) }, fault.NotFound, "expired", "kvferry transfer serve still running",
+		},
+		"another's": {
+			func(d *transfer.Descriptor) { d.Entity = "an engine" }, fault.Invalid, `"an engine"`, "--verify off",
+		},
+		"no pages": {
+			func(d *transfer.Descriptor) { d.Pages, d.Expires = nil, time.Time{} }, fault.Invalid, "no pages", "kvferry transfer serve",
+		},
+		"no lease": {
+			func(d *transfer.Descriptor) { d.Leases = false }, fault.Unsupported, "promise", "",
+		},
+		"an engine that is not here": {
+			func(d *transfer.Descriptor) { d.Offers[0].Engine = engines.TCP }, fault.Unsupported, `"tcp"`, "kvferry transfer key",
+		},
+		"an offer that is none": {nil, fault.Unsupported, "by hostipc: ", ""},
+	} {
+		file := filepath.Join(t.TempDir(), "d")
+		if err := os.WriteFile(file, encoded(t, descriptor(t, x.change)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		o := DefaultRead()
+		o.Descriptor = file
+		_, err := Read(t.Context(), o, nil, io.Discard)
+		if !errors.Is(err, x.kind) || !strings.Contains(err.Error(), x.text) || !strings.Contains(fault.RemedyOf(err), x.remedy) {
+			t.Errorf("%s: %v, remedy %q", name, err, fault.RemedyOf(err))
+		}
+	}
+}
+
+func TestServe_EndsWhileItFills(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	o := DefaultServe()
+	o.Pages, o.Descriptor, o.Engines.Names = 64, filepath.Join(t.TempDir(), "d"), []string{engines.HostIPC}
+	cancel()
+	if err := Serve(ctx, o, io.Discard, io.Discard, &Log{W: io.Discard}); err != nil && !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	if left, err := os.ReadDir(filepath.Dir(o.Descriptor)); err != nil || len(left) != 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+}
+
+func TestTokens_AreARangeOfWhatIsPublished(t *testing.T) {
+	for text, want := range map[string][2]int{"": {0, 40}, "0:40": {0, 40}, "3:4": {3, 4}} {
+		o := ReadOptions{Tokens: text}
+		if from, to, err := o.tokens(40); err != nil || from != want[0] || to != want[1] {
+			t.Errorf("%q: [%d, %d), %v", text, from, to, err)
+		}
+	}
+	for _, text := range []string{"3", ":", "a:b", "3:3", "4:3", "-1:3", "0:41", "1:2:3", "0x1:2"} {
+		o := ReadOptions{Tokens: text}
+		if _, _, err := o.tokens(40); !errors.Is(err, fault.Invalid) || fault.RemedyOf(err) == "" {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+}
+
+func TestShellWord(t *testing.T) {
+	for word, want := range map[string]string{
+		"/run/user/0/kvferry/transfer.kvfd": "/run/user/0/kvferry/transfer.kvfd", "a b": "'a b'", "it's": `'it'\''s'`, "": "''", "$(x)": "'$(x)'",
+	} {
+		if got := shellWord(word); got != want {
+			t.Errorf("%q: %s, want %s", word, got, want)
+		}
+	}
+}

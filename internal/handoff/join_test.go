@@ -48,7 +48,9 @@ func TestServeReader_EveryJoinHasOneLeave(t *testing.T) {
 		{[]Frame{{Join, 1, 4}, {Join, 1, 5}, {Join, 1, 4}, {Leave, 1, 4}}, []string{"join 1.4", "join 1.5", "leave 1.4 false", "leave 1.5 false"}, fault.Closed},
 		{[]Frame{{Join, 2, 1}, {77, 0, 0}}, []string{"join 2.1", "leave 2.1 false"}, fault.Invalid},
 	} {
+		mu.Lock()
 		log = nil
+		mu.Unlock()
 		c, _ := dial(t, l, DialOptions{})
 		for _, f := range x.frames {
 			noError(t, c.Send(f))
@@ -57,9 +59,11 @@ func TestServeReader_EveryJoinHasOneLeave(t *testing.T) {
 			noError(t, c.Close())
 		}
 		wantKind(t, <-ends, x.kind, "")
+		mu.Lock()
 		if !slices.Equal(log, x.want) {
 			t.Errorf("%v: %q, want %q", x.frames, log, x.want)
 		}
+		mu.Unlock()
 	}
 }
 

@@ -83,7 +83,7 @@ func (e *Engine) Offer(x transfer.Export) (offer []byte, withdraw func(), err er
 	if err != nil {
 		return nil, nil, err
 	}
-	payload := g.append(nil)
+	payload := g.form()
 	l, err := handoff.Listen(handoff.ListenOptions{
 		Dir: e.o.Dir, Prefix: name, AllowUIDs: e.o.AllowUIDs, MaxConns: e.o.MaxConns,
 		Serve: func(ctx context.Context, c *handoff.Conn) {
@@ -101,7 +101,7 @@ func (e *Engine) Offer(x transfer.Export) (offer []byte, withdraw func(), err er
 		closeAll(files)
 		return nil, nil, err
 	}
-	return appendOffer(nil, l.Name()), func() {
+	return formOffer(l.Name()), func() {
 		_ = l.Close() // a socket that stays is swept by the next who listens
 		closeAll(files)
 	}, nil
@@ -161,12 +161,10 @@ func closeAll(files []int) {
 	}
 }
 
-// appendOffer appends the encoding of an offer, which is the name of a socket.
-func appendOffer(b []byte, socket string) []byte {
-	return append(append(b, offerVersion), socket...)
-}
+// formOffer returns the encoding of an offer, which is the name of a socket.
+func formOffer(socket string) []byte { return append([]byte{offerVersion}, socket...) }
 
-// parseOffer is the inverse of appendOffer, for bytes from anybody. Whether it is a name
+// parseOffer is the inverse of formOffer, for bytes from anybody. Whether it is a name
 // is seen by who connects. Kinds: fault.Invalid, fault.Unsupported (another version).
 func parseOffer(b []byte) (socket string, err error) {
 	switch {

@@ -61,7 +61,8 @@ func extentOf(m *device.Memory, n int64, files []int) (extent, []int) {
 	return x, files
 }
 
-func (g *grant) append(b []byte) []byte {
+// form returns the encoding of g.
+func (g *grant) form() (b []byte) {
 	le := binary.LittleEndian
 	var flags uint16
 	if g.byProcess {
@@ -87,7 +88,7 @@ func (x *extent) append(b []byte) []byte {
 	return b
 }
 
-// parseGrant is the inverse of append, for bytes from anybody. Extents that it returns
+// parseGrant is the inverse of form, for bytes from anybody. Extents that it returns
 // have addresses that exist, and no pieces or those that they are made of. Kinds:
 // fault.Invalid, fault.Unsupported (another version).
 func parseGrant(b []byte) (*grant, error) {

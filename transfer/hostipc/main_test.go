@@ -29,7 +29,7 @@ func TestMain(m *testing.M) {
 		roles[kind] = func() (transfertest.Side, error) { return side(kind, os.Getenv(dirVariable)) }
 	}
 	transfertest.Child(roles)
-	benchChild()
+	child()
 	leaktest.Main(m)
 }
 

@@ -80,6 +80,9 @@ func startChild(ctx context.Context, o *Options, serves bool) (c *child, err err
 		said: &tail{log: o.Log}, patience: o.Patience, calls: map[uint64]chan *frame{}, gone: make(chan struct{}),
 	}
 	c.cmd.Env = environ(os.Environ(), o)
+	if _, chosen := os.LookupEnv("GOTRACEBACK"); !chosen {
+		c.cmd.Env = append(c.cmd.Env, "GOTRACEBACK=none") // what it says last is to be what the library said
+	}
 	c.cmd.ExtraFiles, c.cmd.Stderr = []*os.File{theirs}, c.said
 	c.cmd.WaitDelay = time.Second // for what it may have started and left
 	// It ends with its parent, and signals from the terminal are the parent's.
@@ -158,11 +161,11 @@ func (c *child) obituary(waited error) error {
 	if waited != nil {
 		how = waited.Error()
 	}
-	var status unix.WaitStatus
-	if c.cmd.ProcessState != nil {
-		status, _ = c.cmd.ProcessState.Sys().(unix.WaitStatus)
-	}
-	if c.why != "" && status.Signaled() && status.Signal() == unix.SIGKILL {
+	status, _ := c.cmd.ProcessState.Sys().(interface {
+		Signaled() bool
+		Signal() unix.Signal
+	})
+	if c.why != "" && status != nil && status.Signaled() && status.Signal() == unix.SIGKILL {
 		how = c.why
 	} else {
 		c.crashed = true

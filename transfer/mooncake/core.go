@@ -17,8 +17,10 @@ import (
 const (
 	sliceBytes   = 1 << 20 // of one request at most: the library cuts none
 	batchMost    = 128     // requests of one batch: polling a batch costs their square
+	batchInside  = 16      // the same where what an owner stops can't be killed, see doc.go
 	batchesRead  = 2       // of one read in flight, so that the link never waits
 	batchesOwner = 6       // of all reads from one owner: 768 requests, and over 1024 fail
+	lanes        = 8       // connections to one owner, each with one request at a time
 	wordsMost    = 64      // of one call
 	wordMost     = 64      // bytes of a word
 
@@ -51,6 +53,7 @@ type config struct {
 	protocol  string
 	maxStuck  int
 	listen    netip.Addr // a child's ports are kept to it; zero: to nobody
+	batch     int        // requests of one; up to the worker
 }
 
 // core is an engine of the library's, and all that is known of it. It lives where the
@@ -288,7 +291,7 @@ func (c *core) run(stop <-chan struct{}, s *segment, requests []request, into *d
 			if len(again) > 0 {
 				b, again = again[0], again[1:]
 			} else {
-				n := min(len(requests), batchMost)
+				n := min(len(requests), c.batch)
 				b.requests, requests = requests[:n], requests[n:]
 			}
 			if err = c.start(s, &b, into); err != nil {

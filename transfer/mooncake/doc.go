@@ -19,7 +19,9 @@
 //   - A child that dies fails what it was at, when it has been waited for, with what it
 //     said last. The next use starts another, less often when they keep dying.
 //   - In this process there is no such way out: a read ends when the library gives up an
-//     owner that stands still (Options.Stall). Its pages are in quarantine until then.
+//     owner that stands still, which takes it Options.Stall for each request that waits on
+//     one of its eight connections. Batches are of 16 there, so it is four times that for
+//     one read. Its pages are in quarantine until then.
 //
 // # Who can read what
 //

@@ -37,6 +37,7 @@ func environ(base []string, o *Options) []string {
 		// Otherwise each request opens a connection.
 		"MC_TCP_ENABLE_CONNECTION_POOL": "1",
 		"MC_TCP_SLICE_SIZE":             strconv.Itoa(sliceBytes),
+		"MC_TCP_LANES_PER_PEER":         strconv.Itoa(lanes),
 		// Of either framing only the one that is acknowledged; of either engine the one
 		// that is bound here.
 		"MC_TCP_PROTO": "", "MC_USE_TENT": "", "MC_USE_TEV1": "",

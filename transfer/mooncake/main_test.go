@@ -21,6 +21,13 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
+	if mode, ok := os.LookupEnv(ownerVariable); ok {
+		if err := own(mode); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	transfertest.Child(map[string]func() (transfertest.Side, error){
 		"child":      func() (transfertest.Side, error) { return side(mooncake.Options{}) },
 		"in process": func() (transfertest.Side, error) { return side(mooncake.Options{InProcess: true}) },

@@ -44,7 +44,7 @@ type Options struct {
 	// up: whole seconds, 1 s … 1 h; 0 means 5 s.
 	Stall time.Duration
 	// Patience is how long a read whose context has ended may take to end by itself
-	// before its child is killed; 0 means 1 s. A read in this process takes Stall.
+	// before its child is killed; 0 means 1 s. In this process nothing can be killed.
 	Patience time.Duration
 	// MaxStuck is how many reads that were given up may not have ended before others from
 	// that owner are refused; 0 means 4.

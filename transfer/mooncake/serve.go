@@ -125,6 +125,7 @@ func (s *server) begin(f *frame, fds []int) error {
 		return fault.New(fault.Full, "frame", "is one call too many: %d are running", s.running)
 	}
 	if f.kind == startCall { // nothing else is looked at before it is over
+		f.config.batch = batchMost
 		core, err := newCore(f.config)
 		s.core = core
 		if err == nil {

@@ -3,6 +3,7 @@ package mooncake
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"sync"
 
@@ -49,7 +50,9 @@ func newInside(o *Options) (*inside, error) {
 	if err := setEnviron(o); err != nil {
 		return nil, fault.Wrap(fault.Invalid, "environment", err)
 	}
-	core, err := newCore(o.config(o.Listen != ""))
+	c := o.config(o.Listen != "")
+	c.batch = batchInside
+	core, err := newCore(c)
 	if err != nil {
 		return nil, err
 	}
@@ -109,7 +112,11 @@ func (w *inside) alone(ctx context.Context, f func() error) error {
 func (w *inside) read(ctx context.Context, segment uint32, requests []request) error {
 	w.calls.Add(1)
 	defer w.calls.Done()
-	return w.core.read(ctx.Done(), segment, requests)
+	err := w.core.read(ctx.Done(), segment, requests)
+	if late := ctx.Err(); late != nil && err != nil {
+		return fault.Wrap(fault.Busy, "", errors.Join(late, err))
+	}
+	return err
 }
 
 func (w *inside) words(ctx context.Context, segment uint32, at []word, answer []byte) error {

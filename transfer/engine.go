@@ -19,7 +19,8 @@ type Engine interface {
 
 	// Offer makes the memory of e reachable until withdraw is called, and returns what
 	// a peer's engine needs to find it: at most MaxOfferBytes. An engine that lets
-	// nobody read returns a nil withdraw, and is not mentioned in descriptors. Peers may
+	// nobody read returns a nil withdraw, and is not mentioned in descriptors; nor is one
+	// that can't reach this memory, which is a kind of fault.Unsupported. Peers may
 	// read while e is offered; which bytes they may believe is the epoch's business.
 	// When withdraw has returned, nothing of this process reads e's words any more.
 	Offer(e Export) (offer []byte, withdraw func(), err error)

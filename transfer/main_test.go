@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/kvferry/kvferry/device"
+	"github.com/kvferry/kvferry/fault"
 	"github.com/kvferry/kvferry/internal/leaktest"
 	"github.com/kvferry/kvferry/kv"
 	"github.com/kvferry/kvferry/page"
@@ -81,6 +82,7 @@ func (p *pair) read(o Options) *Reader {
 type fakeEngine struct {
 	name   string
 	silent bool // offers nothing
+	blind  bool // can't reach the memory
 	words  *device.Memory
 	join   func(Epoch) func(bool)
 	opened int
@@ -94,6 +96,9 @@ func (e *fakeEngine) Name() string { return e.name }
 func (e *fakeEngine) Offer(x Export) ([]byte, func(), error) {
 	if e.silent {
 		return nil, nil, nil
+	}
+	if e.blind {
+		return nil, nil, fault.New(fault.Unsupported, "cache", "is elsewhere").Hint("move it")
 	}
 	e.words, e.join = x.Words, x.Join
 	return []byte(e.name), func() {}, nil

@@ -1,6 +1,7 @@
 package transfer
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -54,8 +55,8 @@ type PublisherOptions struct {
 	Holder Holder
 	// Host has the memory of the epoch words. Required.
 	Host *device.Host
-	// Engines let peers read, in order of preference. They are the caller's to close,
-	// after the publisher.
+	// Engines let peers read, in order of preference. Those that can't reach the memory of
+	// Cache are left out. They are the caller's to close, after the publisher.
 	Engines []Engine
 	// Owner names this publisher. Zero means a new random id, which is what a process
 	// should have whenever it starts.
@@ -97,6 +98,7 @@ type Publisher struct {
 	words   *device.Memory
 	offers  []Offer
 	recalls []func() // withdraw of each offer
+	refused []error  // why the other engines can't reach the cache
 
 	mu     sync.Mutex
 	closed bool                   // guarded by mu
@@ -152,10 +154,16 @@ func NewPublisher(o PublisherOptions) (*Publisher, error) {
 			p.recalls = append(p.recalls, withdraw)
 			p.offers = append(p.offers, Offer{Engine: e.Name(), Data: slices.Clone(offer)})
 		}
-		if err != nil {
-			_ = p.Close()
-			return nil, fault.Wrap(kindOr(err, fault.Device), "engine "+e.Name(), err)
+		if err == nil {
+			continue
 		}
+		err = fault.Wrap(kindOr(err, fault.Device), "engine "+e.Name(), err)
+		if errors.Is(err, fault.Unsupported) {
+			p.refused = append(p.refused, err)
+			continue
+		}
+		_ = p.Close()
+		return nil, err
 	}
 	if err := p.describe().check(); err != nil {
 		_ = p.Close()
@@ -175,6 +183,9 @@ func (p *Publisher) describe() *Descriptor {
 // Descriptor returns how the cache is reached, with no pages: enough to see whether two
 // sides can work together. Kind: fault.Unsupported when no engine lets others read.
 func (p *Publisher) Descriptor() (*Descriptor, error) {
+	if len(p.offers) == 0 && len(p.refused) > 0 {
+		return nil, fault.Wrap(fault.Unsupported, "publisher", errors.Join(p.refused...))
+	}
 	if len(p.offers) == 0 {
 		return nil, fault.New(fault.Unsupported, "publisher", "none of its %d engines lets others read", len(p.o.Engines)).
 			Hint("add an engine that both sides have")

@@ -251,3 +251,16 @@ func TestPublisher_TakesReadersBack(t *testing.T) {
 		}
 	})
 }
+
+func TestPublisher_LeavesEnginesOutThatCannotReachTheCache(t *testing.T) {
+	pair := newPair(t)
+	blind := &fakeEngine{name: "blind", blind: true}
+	d := must(pair.publish(PublisherOptions{Engines: []Engine{blind, pair.engine}}).Descriptor())(t)
+	if len(d.Offers) != 1 || d.Offers[0].Engine != "fake" {
+		t.Errorf("offers %v, want that of fake alone", d.Offers)
+	}
+	_, err := pair.publish(PublisherOptions{Engines: []Engine{blind}}).Descriptor()
+	if !errors.Is(err, fault.Unsupported) || !strings.Contains(err.Error(), "blind") || fault.RemedyOf(err) != "move it" {
+		t.Errorf("error %v, remedy %q", err, fault.RemedyOf(err))
+	}
+}

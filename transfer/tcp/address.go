@@ -17,15 +17,15 @@ const (
 	maxAddressBytes = 253 + 1 + 5 // a name, a colon, a port
 )
 
-func appendOffer(b []byte, address string, tls bool) []byte {
+func newOffer(address string, tls bool) []byte {
 	flags := byte(0)
 	if tls {
 		flags |= offerTLS
 	}
-	return append(append(b, offerVersion, flags), address...)
+	return append([]byte{offerVersion, flags}, address...)
 }
 
-// decodeOffer is the inverse of appendOffer, for bytes from anybody. Kinds: fault.Invalid,
+// decodeOffer is the inverse of newOffer, for bytes from anybody. Kinds: fault.Invalid,
 // fault.Unsupported (another version).
 func decodeOffer(b []byte) (address string, tls bool, err error) {
 	switch {

@@ -137,7 +137,7 @@ func (e *Engine) Offer(x transfer.Export) (offer []byte, withdraw func(), err er
 		return nil, nil, fault.New(fault.Exists, "owner "+x.Owner.String(), "offers by this engine already")
 	}
 	e.exports[x.Owner] = ex
-	return appendOffer(nil, e.advertise, e.o.TLS), func() {
+	return newOffer(e.advertise, e.o.TLS), func() {
 		e.mu.Lock()
 		if e.exports[x.Owner] == ex {
 			delete(e.exports, x.Owner)
@@ -169,7 +169,6 @@ func (e *Engine) Close() error {
 	e.mu.Lock()
 	e.closed = true
 	e.cancel()
-	var err error
 	if e.listener != nil {
 		_ = e.listener.Close() // again and again does no harm
 	}
@@ -178,7 +177,7 @@ func (e *Engine) Close() error {
 	}
 	e.mu.Unlock()
 	e.running.Wait()
-	return err
+	return nil
 }
 
 // accept takes connections of readers until the engine is closed.
@@ -201,7 +200,7 @@ func (e *Engine) accept() {
 		e.running.Go(func() {
 			v := &visitor{e: e, tcp: c}
 			err := v.admit()
-			e.proved(c)
+			e.proved()
 			if err != nil {
 				e.refuse(c, err)
 			} else {
@@ -231,7 +230,7 @@ func (e *Engine) enter(c net.Conn) error {
 	return nil
 }
 
-func (e *Engine) proved(net.Conn) {
+func (e *Engine) proved() {
 	e.mu.Lock()
 	e.waiting--
 	e.mu.Unlock()

@@ -146,7 +146,8 @@ func appendHead(b []byte, h head) []byte {
 func decodeHead(b *[headBytes]byte) (h head, err error) {
 	h = head{kind: b[0], flags: b[1]}
 	body := binary.LittleEndian.Uint32(b[4:])
-	least, most, flags := uint32(0), uint32(0), byte(0)
+	var least, most uint32
+	var flags byte
 	switch h.kind {
 	case askOpen:
 		least, most = 32, 32
@@ -300,12 +301,17 @@ func decodeReply(b *[replyBytes]byte, want byte) (r reply, err error) {
 		}
 		return r, fault.New(fault.Invalid, "request", "the owner refuses it (code %d)", r.code)
 	}
-	flags, body := byte(0), uint32(0)
-	if r.kind == sayData {
-		flags, body = flagSums, segmentBytes
+	ok := r.kind == want && r.code == 0
+	switch r.kind {
+	case sayValue:
+		ok = ok && r.flags == 0 && r.body == 0 && r.b == 0
+	case sayData:
+		ok = ok && r.body <= segmentBytes && (r.flags == flagSums || r.flags == 0 && r.a == 0 && r.b == 0)
+	default:
+		ok = ok && r.flags == 0 && r.body == 0 && r.a == 0 && r.b == 0
 	}
-	if r.kind != want || r.flags&^flags != 0 || r.code != 0 || r.body > body {
-		return r, fault.New(fault.Invalid, "reply", "kind %d, flags %#x, code %d and %d bytes where kind %d was asked for", r.kind, r.flags, r.code, r.body, want)
+	if !ok {
+		return r, fault.New(fault.Invalid, "reply", "%+v where kind %d was asked for", r, want)
 	}
 	return r, nil
 }

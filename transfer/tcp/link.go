@@ -128,7 +128,7 @@ func (s *source) failed(ctx context.Context, err error) error {
 	}
 	e := fault.Wrap(ioKind(err), "owner at "+s.address, err)
 	switch {
-	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, unix.ECONNRESET), errors.Is(err, unix.EPIPE):
 		return e.Hint("it closed the connection: it has ended, has too many of them, or has TLS where this side has not")
 	case errors.Is(err, unix.ECONNREFUSED):
 		return e.Hint("see whether the owner runs, and listens on this address")

@@ -60,8 +60,3 @@ func TestEngine_PassesTheSuiteInTwoProcesses(t *testing.T) {
 		t.Run(m.name, func(t *testing.T) { transfertest.Run(t, transfertest.Harness{Role: m.name, Reader: reader}) })
 	}
 }
-
-func TestEngine_NegativeControls(t *testing.T) {
-	owner, reader := modes()[0].sides()
-	transfertest.Controls(t, transfertest.Harness{Owner: owner, Reader: reader})
-}

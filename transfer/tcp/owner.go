@@ -74,7 +74,7 @@ type visitor struct {
 	x    *export // from open on
 
 	head   [headBytes]byte
-	body   []byte
+	body   [smallBody]byte
 	answer [replyBytes]byte
 	joined map[transfer.Epoch]func(done bool)
 	sweep  int // how many may be joined before those that have ended are left out
@@ -82,6 +82,7 @@ type visitor struct {
 
 const (
 	requestBuffer = 4 << 10
+	smallBody     = 32 // of every request but copy
 	leastSweep    = 64
 )
 
@@ -111,8 +112,8 @@ func (v *visitor) serve() error {
 	}
 }
 
-// request reads the next request: a reader may be silent for as long as it likes, but
-// not in the middle of one.
+// request reads the head of the next request: a reader may be silent for as long as it
+// likes, but not in the middle of one.
 func (v *visitor) request() (h head, err error) {
 	if err := v.tcp.SetReadDeadline(time.Time{}); err != nil {
 		return h, err
@@ -126,21 +127,27 @@ func (v *visitor) request() (h head, err error) {
 	if _, err := io.ReadFull(v.in, v.head[:]); err != nil {
 		return h, err
 	}
-	if h, err = decodeHead(&v.head); err != nil {
+	if h, err = decodeHead(&v.head); err == nil && (v.x == nil) != (h.kind == askOpen) {
+		err = fault.New(fault.Invalid, "request", "kind %d out of its turn", h.kind)
+	}
+	if err != nil {
 		return h, v.fail(codeInvalid, err)
 	}
-	v.body = slices.Grow(v.body[:0], h.body)[:h.body]
-	_, err = io.ReadFull(v.in, v.body)
-	return h, err
+	return h, nil
 }
 
+// do reads the body of a request, and answers.
 func (v *visitor) do(h head) error {
-	if (v.x == nil) != (h.kind == askOpen) {
-		return v.fail(codeInvalid, fault.New(fault.Invalid, "request", "kind %d out of its turn", h.kind))
+	if h.kind == askCopy {
+		return v.copy(h)
+	}
+	body := v.body[:h.body]
+	if _, err := io.ReadFull(v.in, body); err != nil {
+		return err
 	}
 	switch h.kind {
 	case askOpen:
-		owner, print := decodeOpen(v.body)
+		owner, print := decodeOpen(body)
 		v.e.mu.Lock()
 		v.x = v.e.exports[owner]
 		v.e.mu.Unlock()
@@ -152,28 +159,34 @@ func (v *visitor) do(h head) error {
 		}
 		return v.say(reply{kind: sayDone})
 	case askWord:
-		return v.word(decodeWord(v.body))
-	case askCopy:
-		fl := v.e.flow()
-		defer v.e.flows.Put(fl)
-		err := fl.order.decode(h.flags, v.body)
-		if err == nil {
-			err = v.x.form.check(&fl.order)
-		}
-		if err != nil {
-			return v.fail(codeInvalid, err)
-		}
-		return v.send(fl)
+		return v.word(decodeWord(body))
 	case askJoin:
-		return v.join(decodeEpoch(v.body))
+		return v.join(decodeEpoch(body))
 	default:
-		e := decodeEpoch(v.body)
+		e := decodeEpoch(body)
 		if leave := v.joined[e]; leave != nil {
 			delete(v.joined, e)
 			leave(true)
 		}
 		return nil
 	}
+}
+
+func (v *visitor) copy(h head) error {
+	fl := v.e.flow()
+	defer v.e.flows.Put(fl)
+	fl.ask = slices.Grow(fl.ask[:0], h.body)[:h.body]
+	if _, err := io.ReadFull(v.in, fl.ask); err != nil {
+		return err
+	}
+	err := fl.order.decode(h.flags, fl.ask)
+	if err == nil {
+		err = v.x.form.check(&fl.order)
+	}
+	if err != nil {
+		return v.fail(codeInvalid, err)
+	}
+	return v.send(fl)
 }
 
 // word answers with an epoch word: loaded after the request came.
@@ -234,6 +247,7 @@ func (v *visitor) say(r reply) error {
 
 // fail tells the reader why its connection ends, and returns err, which ends it.
 func (v *visitor) fail(code uint16, err error) error {
-	_ = v.say(reply{kind: sayFailed, code: code}) // the connection ends anyway
+	_ = v.tcp.SetWriteDeadline(time.Now().Add(v.e.o.Handshake)) // which a withdrawal may have ended
+	_ = v.say(reply{kind: sayFailed, code: code})               // the connection ends anyway
 	return err
 }

@@ -1,0 +1,279 @@
+package tcp
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/kv"
+	"github.com/kvferry/kvferry/page"
+	"github.com/kvferry/kvferry/transfer"
+)
+
+// large is a shape with more bytes than sockets have room for.
+func large() kv.Config {
+	return kv.Config{Layout: kv.MLA, DType: kv.INT8, Layers: 1, Pages: 64, PageSize: 16, LatentDim: 64 << 10}
+}
+
+// stuck returns a reader's connection to which an owner is sending, and that takes no
+// more than the beginning.
+func (p *pair) stuck() net.Conn {
+	p.Helper()
+	c := p.admitted(true)
+	n := p.far.Geometry().PageBytes()
+	o := order{runs: []run{{0, int32(p.far.Pages())}}, to: n * int64(p.far.Pages())}
+	_, err := c.Write(o.append(nil))
+	noError(p, err)
+	noError(p, expect(c, sayData))
+	return c
+}
+
+// A reader that takes nothing doesn't keep an owner from closing its publisher.
+func TestOwner_WithdrawsFromAReaderThatTakesNothing(t *testing.T) {
+	p := newPair(t, Options{Stall: time.Hour}, Options{}, large())
+	c := p.stuck()
+	s := p.source()
+	noError(t, p.publisher.Close())
+	ends(t, c)
+	for range 2 {
+		if _, err := s.Epoch(t.Context(), 0); !errors.Is(err, fault.NotFound) {
+			t.Errorf("error %v, want kind not found", err)
+		}
+		if err := s.Copy(t.Context(), nil, p.plan()); !errors.Is(err, fault.NotFound) {
+			t.Errorf("error %v, want kind not found", err)
+		}
+	}
+	if _, err := p.open(t.Context()); !errors.Is(err, fault.NotFound) {
+		t.Errorf("error %v, want kind not found", err)
+	}
+}
+
+// A reader that takes nothing for too long loses its connection.
+func TestOwner_EndsAReaderThatTakesNothing(t *testing.T) {
+	p := newPair(t, Options{Stall: 50 * time.Millisecond}, Options{}, large())
+	p.stuck()
+	until(t, "its connection ends", func() bool { return p.owner.Stats().Readers == 0 })
+	if sent, all := p.owner.Stats().Sent, uint64(p.far.Geometry().Bytes()); sent >= all {
+		t.Errorf("%d bytes of %d were sent to nobody", sent, all)
+	}
+	s := p.source()
+	noError(t, s.Copy(t.Context(), nil, p.plan()))
+}
+
+// Strangers that say nothing have a bounded number of connections, and readers come in
+// when these are gone.
+func TestOwner_BoundsStrangers(t *testing.T) {
+	p := newPair(t, Options{Handshake: time.Hour}, Options{}, small())
+	var strangers []net.Conn
+	for range maxWaiting {
+		strangers = append(strangers, dial(t, p.owner.Addr()))
+	}
+	if n := ends(t, dial(t, p.owner.Addr())); n > 0 { // in turn: the others have been accepted
+		t.Errorf("%d bytes for one too many", n)
+	}
+	if s := p.owner.Stats(); s.Readers != maxWaiting || s.Refused != 1 {
+		t.Errorf("%+v", s)
+	}
+	if _, err := p.open(t.Context()); fault.KindOf(err) == 0 || fault.RemedyOf(err) == "" {
+		t.Errorf("error %v, want one with a kind and a remedy", err)
+	}
+	if err := p.log.first(t); !errors.Is(err, fault.Full) {
+		t.Errorf("the logger was told %v", err)
+	}
+	for _, c := range strangers {
+		noError(t, c.Close())
+	}
+	until(t, "a reader comes in", func() bool {
+		s, err := p.open(t.Context())
+		if err == nil {
+			noError(t, s.Close())
+		}
+		return err == nil
+	})
+}
+
+func TestOwner_BoundsReaders(t *testing.T) {
+	p := newPair(t, Options{MaxConns: 2}, Options{Streams: 8}, large())
+	s := p.source() // one is for what is joined, and one for pages
+	if err := s.Copy(t.Context(), nil, p.plan()); fault.KindOf(err) == 0 || fault.RemedyOf(err) == "" {
+		t.Errorf("error %v, want one with a kind and a remedy", err)
+	}
+	until(t, "the connection for pages is free again", func() bool {
+		_, err := s.Epoch(t.Context(), 0)
+		return err == nil
+	})
+}
+
+// Close ends readers that are in the middle of it.
+func TestEngine_CloseWithReaders(t *testing.T) {
+	p := newPair(t, Options{Stall: time.Hour}, Options{}, large())
+	c, idle, silent := p.stuck(), p.source(), dial(t, p.owner.Addr())
+	_, err := idle.Epoch(t.Context(), 0)
+	noError(t, err)
+	noError(t, p.owner.Close())
+	ends(t, c)
+	ends(t, silent)
+	if _, err := idle.Epoch(t.Context(), 0); !errors.Is(err, fault.NotFound) { // nobody listens
+		t.Errorf("error %v, want kind not found", err)
+	}
+	if err := idle.Join(transfer.Epoch{}); !errors.Is(err, fault.NotFound) {
+		t.Errorf("error %v, want kind not found", err)
+	}
+	noError(t, p.publisher.Close())
+}
+
+// descriptors counts this process's.
+func descriptors(tb testing.TB) int {
+	tb.Helper()
+	dir, err := os.ReadDir("/proc/self/fd")
+	noError(tb, err)
+	return len(dir)
+}
+
+// Many readers at the same time get what is theirs, and leave nothing behind.
+func TestEngine_ManyReaders(t *testing.T) {
+	for _, m := range modes()[:2] {
+		t.Run(m.name, func(t *testing.T) {
+			p := newPair(t, m.o, m.o, direct())
+			was := descriptors(t)
+			var sources []transfer.Source
+			for range 4 {
+				s, err := p.open(t.Context())
+				noError(t, err)
+				sources = append(sources, s)
+			}
+			size := p.near.PageSize()
+			var readers sync.WaitGroup
+			for id := range page.ID(12) {
+				readers.Go(func() {
+					s := sources[int(id)%len(sources)]
+					for range 20 {
+						var plan transfer.Plan
+						err := plan.Set(0, size, []page.ID{id}, []page.ID{id}, size)
+						if err == nil {
+							err = s.Copy(t.Context(), nil, &plan)
+						}
+						if _, epochErr := s.Epoch(t.Context(), uint32(id)); err == nil {
+							err = epochErr
+						}
+						if err != nil {
+							t.Error(err)
+						}
+					}
+				})
+			}
+			readers.Wait()
+			if !p.same() {
+				t.Error("other bytes")
+			}
+			for _, s := range sources {
+				noError(t, s.Close())
+			}
+			until(t, "all connections have ended", func() bool { return p.owner.Stats().Readers == 0 })
+			if n := descriptors(t); n != was {
+				t.Errorf("%d descriptors are open, and were %d before", n, was)
+			}
+		})
+	}
+}
+
+// What a reader joins ends when it leaves or has gone, and what has ended otherwise takes
+// no room.
+func TestOwner_Joins(t *testing.T) {
+	p := newPair(t, Options{}, Options{}, small())
+	arena, err := page.NewArena(page.ArenaOptions{Pages: p.far.Pages()})
+	noError(t, err)
+	all, err := arena.Acquire(nil, p.far.Pages())
+	noError(t, err)
+	noError(t, arena.Seal(all))
+	publisher, err := transfer.NewPublisher(transfer.PublisherOptions{
+		Cache: p.far, Host: p.host, Holder: transfer.HoldArena(arena), Engines: []transfer.Engine{p.owner}, Grace: time.Millisecond,
+	})
+	noError(t, err)
+	t.Cleanup(func() { noError(t, publisher.Close()) })
+	publish := func() *transfer.Descriptor {
+		d, err := publisher.Publish(transfer.Lease{Pages: all[:1], TTL: time.Minute})
+		noError(t, err)
+		return d
+	}
+	first := publish()
+	p.d = first
+	s, err := p.open(t.Context())
+	noError(t, err)
+	for range 2 {
+		noError(t, s.Join(first.Epoch))
+	}
+	noError(t, s.Join(transfer.Epoch{Word: 1 << 30})) // there is none
+	noError(t, s.Leave(first.Epoch))
+	until(t, "what was left has ended", func() bool { return publisher.Leased() == 0 })
+	for range 4 * leastSweep {
+		d := publish()
+		noError(t, s.Join(d.Epoch))
+		noError(t, publisher.Ack(d.Owner, d.Epoch)) // on another channel
+	}
+	last := publish()
+	noError(t, s.Join(last.Epoch))
+	_, err = s.Epoch(t.Context(), 0)
+	noError(t, err)
+	noError(t, s.Close())
+	until(t, "what a reader had joined has ended with it", func() bool { return publisher.Leased() == 0 })
+}
+
+// Sweeping forgets what has ended, and nothing else.
+func TestVisitor_ForgetsWhatHasEnded(t *testing.T) {
+	p := newPair(t, Options{}, Options{}, small())
+	left := 0
+	x := p.owner.exports[p.d.Owner]
+	x.Join = func(transfer.Epoch) func(bool) { return func(bool) { left++ } }
+	v := &visitor{e: p.owner, tcp: dial(t, p.owner.Addr()), x: x, sweep: leastSweep}
+	noError(t, v.join(transfer.Epoch{})) // the word is at 0: this one is there
+	for i := range uint64(10 * leastSweep) {
+		noError(t, v.join(transfer.Epoch{Count: 1 + i}))
+	}
+	if len(v.joined) > leastSweep || v.joined[transfer.Epoch{}] == nil {
+		t.Errorf("%d are joined", len(v.joined))
+	}
+	v.leave()
+	if left != 1+10*leastSweep {
+		t.Errorf("%d were left", left)
+	}
+}
+
+// An owner that doesn't listen to what it is told doesn't stop its reader.
+func TestSource_JoinNeverWaits(t *testing.T) {
+	for _, m := range modes()[:2] {
+		a, b := loopback(t)
+		tcp := a.(*net.TCPConn)
+		raw, err := tcp.SyscallConn()
+		noError(t, err)
+		p := newPair(t, m.o, m.o, small())
+		var conn net.Conn = &eager{tcp, raw}
+		var side sync.WaitGroup
+		side.Go(func() {
+			if _, err := p.owner.speak(context.Background(), b, rOwner); err != nil { // and reads no more
+				t.Error(err)
+			}
+		})
+		conn, err = p.reader.speak(t.Context(), conn, rReader)
+		side.Wait()
+		noError(t, err)
+		s := &source{e: p.reader, address: "here", control: &link{e: p.reader, tcp: tcp, raw: raw, conn: conn}}
+		for err == nil {
+			err = s.Join(transfer.Epoch{Word: 1})
+		}
+		if !errors.Is(err, fault.Busy) {
+			t.Errorf("error %v, want kind busy", err)
+		}
+		if err := s.Leave(transfer.Epoch{Word: 1}); fault.KindOf(err) == 0 {
+			t.Errorf("error %v, want one with a kind", err)
+		}
+		noError(t, s.Close())
+		_, _ = io.Copy(io.Discard, b) // what was told
+	}
+}

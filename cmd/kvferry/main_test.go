@@ -47,7 +47,7 @@ func TestScripts(t *testing.T) {
 
 // runtimeDir gives a script a directory for sockets, whose paths must be short.
 func runtimeDir(env *testscript.Env) error {
-	dir, err := os.MkdirTemp("", "kvf")
+	dir, err := os.MkdirTemp("", "kvferry-script-")
 	if err != nil {
 		return err
 	}

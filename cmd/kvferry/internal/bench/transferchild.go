@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/kvferry/kvferry/cmd/kvferry/internal/engines"
 	"github.com/kvferry/kvferry/fault"
@@ -21,7 +22,8 @@ type ownerProcess struct {
 	cmd     *exec.Cmd
 	in      io.WriteCloser
 	answers *json.Decoder
-	said    bytes.Buffer // on its standard error
+	said    bytes.Buffer // on its standard error; to be read once it has ended
+	ended   func() error // waits for its end, and says how it was
 }
 
 // startOwner starts the child, with as many threads as this side has.
@@ -49,6 +51,10 @@ func startOwner(ctx context.Context, o Options) (*ownerProcess, error) {
 	if err := p.cmd.Start(); err != nil {
 		return nil, fault.Wrap(fault.Unsupported, "owner of the pages", err).Hint("%s must be a file that can be run", command[0])
 	}
+	p.ended = sync.OnceValue(func() error {
+		_ = p.in.Close() // it ends when nothing more comes
+		return p.cmd.Wait()
+	})
 	return p, nil
 }
 
@@ -63,17 +69,17 @@ func (p *ownerProcess) ask(ctx context.Context, q ownerRequest) (*ownerAnswer, e
 	case ctx.Err() != nil:
 		return nil, ctx.Err()
 	case err != nil:
-		return nil, fault.New(fault.Device, "owner of the pages", "has ended: %v %s", err, strings.TrimSpace(p.said.String()))
+		return nil, fault.New(fault.Device, "owner of the pages", "%v", errors.Join(err, p.close())).
+			Hint("run the command again, and report it if that happens twice")
 	case a.Error == "" && len(a.Published) != len(q.Engines):
 		return nil, fault.New(fault.Invalid, "owner of the pages", "answered for %d of %d engines", len(a.Published), len(q.Engines))
 	}
 	return a, a.err()
 }
 
-// close ends the child, and waits for it.
+// close ends the child, and waits for it. Closing again says the same.
 func (p *ownerProcess) close() error {
-	_ = p.in.Close() // it ends when nothing more comes
-	err := p.cmd.Wait()
+	err := p.ended()
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 		return fault.New(fault.Device, "owner of the pages", "%v: %s", exit, strings.TrimSpace(p.said.String()))
 	}

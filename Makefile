@@ -8,7 +8,7 @@ TOOL     = $(GO) tool -modfile=tools/go.mod
 PURE     = CGO_ENABLED=0 $(GO)
 
 .DEFAULT_GOAL := help
-.PHONY: help build test lint race plain cross arm64 fuzz replay trace vendor gpucheck readme clean compiler
+.PHONY: help build test lint race plain cross arm64 fuzz e2e replay trace vendor gpucheck readme clean compiler
 # One thing after the other: each of them uses all cores.
 .NOTPARALLEL:
 
@@ -25,7 +25,7 @@ lint: ## golangci-lint for every build and module, and go.mod as go mod tidy wou
 	@lint=$$($(TOOL) -n golangci-lint) && set -x && $$lint run && \
 		GOARCH=arm64 CGO_ENABLED=0 $$lint run --build-tags invariants && \
 		$$lint run --build-tags nogpu ./internal/dl/... && \
-		cd bench && $$lint run
+		(cd bench && $$lint run) && cd e2e && $$lint run
 	$(GO) mod tidy -diff
 
 race: compiler ## tests with the race detector and with invariants checked
@@ -53,8 +53,13 @@ replay: build ## replay 2,000 requests of the built-in load, every byte checked
 trace: build ## replay the whole real trace, every byte checked
 	tools/trace bin/kvferry replay --trace
 
-vendor: ## fetch NVIDIA's headers and runtime libraries, which tests check against
+e2e: ## exchange pages with real peers of others, which are fetched
+	e2e/fetch
+	CGO_ENABLED=0 $(GO) -C e2e test ./...
+
+vendor: ## fetch what tests check against: NVIDIA's headers and runtime libraries, Mooncake
 	tools/vendor
+	e2e/fetch
 
 gpucheck: ## build bin/gpucheck: files that check a machine with a GPU, and need only libc there
 	mkdir -p bin/gpucheck

@@ -23,8 +23,8 @@ import (
 
 const (
 	startLimit = 20 * time.Second // for a child to load the library: seconds on a busy machine
-	tailBytes  = 4 << 10          // of what a child wrote last
-	tailLines  = 6
+	tailLines  = 6                // that are kept of what a child writes
+	lineBytes  = 1 << 10
 )
 
 // child is a worker in a process of its own. It ends the process when that doesn't do
@@ -80,9 +80,6 @@ func startChild(ctx context.Context, o *Options, serves bool) (c *child, err err
 		said: &tail{log: o.Log}, patience: o.Patience, calls: map[uint64]chan *frame{}, gone: make(chan struct{}),
 	}
 	c.cmd.Env = environ(os.Environ(), o)
-	if _, chosen := os.LookupEnv("GOTRACEBACK"); !chosen {
-		c.cmd.Env = append(c.cmd.Env, "GOTRACEBACK=none") // what it says last is to be what the library said
-	}
 	c.cmd.ExtraFiles, c.cmd.Stderr = []*os.File{theirs}, c.said
 	c.cmd.WaitDelay = time.Second // for what it may have started and left
 	// It ends with its parent, and signals from the terminal are the parent's.
@@ -138,7 +135,7 @@ func (c *child) answers() string {
 			return "" // it has ended, and says so itself
 		}
 		f := new(frame)
-		if err := f.parse(packet[:n], nil); err != nil {
+		if err := f.parse(packet[:n]); err != nil {
 			return fmt.Sprintf("killed: it sent what is no frame: %v", err)
 		}
 		if f.kind != answerGood && f.kind != answerBad {
@@ -349,42 +346,55 @@ func (c *child) close() {
 	c.end("killed: it is not needed any more")
 }
 
-// tail keeps the end of what a child writes, and logs its lines.
+// tail keeps the last lines that a child writes, and logs all.
 type tail struct {
 	log *slog.Logger
 
-	mu   sync.Mutex
-	kept []byte // guarded by mu
-	line []byte // guarded by mu; one that is not complete
+	mu    sync.Mutex
+	kept  []string // guarded by mu; at most tailLines
+	line  []byte   // guarded by mu; one that is not complete
+	crash bool     // guarded by mu; Go reports one, with stacks and registers to come
 }
 
 // Write implements io.Writer.
 func (t *tail) Write(b []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.kept = append(t.kept, b...)
-	if n := len(t.kept) - tailBytes; n > 0 {
-		t.kept = append(t.kept[:0], t.kept[n:]...)
-	}
 	t.line = append(t.line, b...)
 	for {
 		line, rest, whole := bytes.Cut(t.line, []byte{'\n'})
-		if !whole && len(t.line) < tailBytes {
+		if !whole && len(t.line) < lineBytes {
 			return len(b), nil
 		}
-		t.log.LogAttrs(context.Background(), slog.LevelDebug, "mooncake child", slog.String("line", string(line)))
+		t.keep(string(line))
 		t.line = append(t.line[:0], rest...)
 	}
 }
 
-// lines returns the last lines, each behind a line break, or "".
+func (t *tail) keep(line string) {
+	t.log.LogAttrs(context.Background(), slog.LevelDebug, "mooncake child", slog.String("line", line))
+	if t.crash || strings.TrimSpace(line) == "" {
+		return
+	}
+	for _, first := range []string{"SIG", "fatal error: ", "panic: "} {
+		t.crash = t.crash || strings.HasPrefix(line, first)
+	}
+	if len(t.kept) == tailLines {
+		t.kept = append(t.kept[:0], t.kept[1:]...)
+	}
+	t.kept = append(t.kept, line[:min(len(line), lineBytes)])
+}
+
+// lines returns the last lines, each behind a line break, or "". The child has ended.
 func (t *tail) lines() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	text := strings.TrimSpace(string(t.kept))
-	if text == "" {
+	if len(t.line) > 0 {
+		t.keep(string(t.line))
+		t.line = nil
+	}
+	if len(t.kept) == 0 {
 		return ""
 	}
-	all := strings.Split(text, "\n")
-	return "; it said last:\n" + strings.Join(all[max(0, len(all)-tailLines):], "\n")
+	return "; it said last:\n" + strings.Join(t.kept, "\n")
 }

@@ -126,9 +126,8 @@ func appendText(b []byte, s string) []byte {
 	return append(binary.LittleEndian.AppendUint16(b, uint16(len(s))), s...)
 }
 
-// parse is the inverse of append. The requests are put into room, nothing else of f is
-// kept from what it was. Kinds: fault.Invalid, fault.Unsupported (another version).
-func (f *frame) parse(b []byte, room []request) error {
+// parse is the inverse of append. Data is a part of b. Kinds: fault.Invalid, fault.Unsupported (another version).
+func (f *frame) parse(b []byte) error {
 	le := binary.LittleEndian
 	switch {
 	case len(b) < frameHeader || len(b) > frameMost:
@@ -165,8 +164,9 @@ func (f *frame) parse(b []byte, room []request) error {
 		f.text = r.text()
 	case readCall:
 		f.number = r.u32()
-		f.requests = room[:0]
-		for range r.count(len(r.rest)/requestBytes, frameRequests, requestBytes) {
+		n := r.count(len(r.rest)/requestBytes, frameRequests, requestBytes)
+		f.requests = make([]request, 0, n)
+		for range n {
 			f.requests = append(f.requests, request{region: r.u32(), bytes: r.u32(), local: r.u64(), remote: r.u64()})
 		}
 	case wordsCall:

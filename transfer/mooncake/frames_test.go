@@ -40,7 +40,7 @@ func samples() []frame {
 func TestFrame_ComesBackAsItWas(t *testing.T) {
 	for _, f := range samples() {
 		var got frame
-		if err := got.parse(f.append(nil), nil); err != nil {
+		if err := got.parse(f.append(nil)); err != nil {
 			t.Errorf("type %d: %v", f.kind, err)
 			continue
 		}
@@ -63,7 +63,7 @@ func TestFrame_RefusesWhatIsNone(t *testing.T) {
 			}
 			bad := bytes.Clone(whole)
 			bad[i] ^= 0x80
-			if err := new(frame).parse(bad, nil); fault.KindOf(err) == 0 {
+			if err := new(frame).parse(bad); fault.KindOf(err) == 0 {
 				t.Errorf("type %d, byte %d changed: error %v, want one with a kind", f.kind, i, err)
 			}
 		}
@@ -71,11 +71,11 @@ func TestFrame_RefusesWhatIsNone(t *testing.T) {
 			continue // cut anywhere, or between two entries, they are shorter ones
 		}
 		for i := range whole {
-			if err := new(frame).parse(whole[:i], nil); !errors.Is(err, fault.Invalid) {
+			if err := new(frame).parse(whole[:i]); !errors.Is(err, fault.Invalid) {
 				t.Errorf("type %d cut to %d bytes of %d: error %v, want kind invalid", f.kind, i, len(whole), err)
 			}
 		}
-		if err := new(frame).parse(append(whole, 0), nil); !errors.Is(err, fault.Invalid) {
+		if err := new(frame).parse(append(whole, 0)); !errors.Is(err, fault.Invalid) {
 			t.Errorf("type %d and a byte: error %v, want kind invalid", f.kind, err)
 		}
 	}
@@ -91,7 +91,7 @@ func TestFrame_RefusesWhatIsNone(t *testing.T) {
 		"an unknown type":    {kind: answerBad + 1},
 		"too long":           {kind: answerGood, data: make([]byte, frameMost)},
 	} {
-		if err := new(frame).parse(f.append(nil), nil); !errors.Is(err, fault.Invalid) {
+		if err := new(frame).parse(f.append(nil)); !errors.Is(err, fault.Invalid) {
 			t.Errorf("%s: error %v, want kind invalid", name, err)
 		}
 	}
@@ -100,7 +100,7 @@ func TestFrame_RefusesWhatIsNone(t *testing.T) {
 func TestFrame_CutsLongTexts(t *testing.T) {
 	f := frame{kind: answerBad, fault: &fault.Error{Kind: fault.Device, Detail: strings.Repeat("x", 3*maxText)}}
 	var got frame
-	if err := got.parse(f.append(nil), nil); err != nil || len(got.fault.Detail) != maxText {
+	if err := got.parse(f.append(nil)); err != nil || len(got.fault.Detail) != maxText {
 		t.Errorf("error %v, %d bytes", err, len(got.fault.Detail))
 	}
 }
@@ -124,7 +124,7 @@ func FuzzFrame(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var got frame
-		if err := got.parse(b, nil); err != nil {
+		if err := got.parse(b); err != nil {
 			if fault.KindOf(err) == 0 {
 				t.Errorf("%v has no kind", err)
 			}

@@ -120,7 +120,7 @@ type bench struct {
 	reader       *transfer.Reader
 }
 
-func newBench(tb testing.TB, o mooncake.Options, deadline time.Duration) *bench {
+func newBench(tb testing.TB, o mooncake.Options) *bench {
 	tb.Helper()
 	b := &bench{TB: tb}
 	host := must(device.OpenHost(device.HostOptions{}))(tb)
@@ -128,7 +128,7 @@ func newBench(tb testing.TB, o mooncake.Options, deadline time.Duration) *bench 
 	b.image = must(kv.NewCache(must(big.LayerMajor())(tb), host))(tb)
 	noError(tb, transfertest.Fill(b.image, bigSeed, ids(0, big.Pages)))
 	s := must(side(o))(tb)
-	b.reader = must(transfer.NewReader(transfer.Options{Cache: b.cache, Device: host, Engines: []transfer.Engine{s.Engine}, Deadline: deadline}))(tb)
+	b.reader = must(transfer.NewReader(transfer.Options{Cache: b.cache, Device: host, Engines: []transfer.Engine{s.Engine}, Deadline: patience}))(tb)
 	tb.Cleanup(func() {
 		noError(tb, errors.Join(b.reader.Close(), s.Engine.Close(), b.image.Close(), b.cache.Close(), host.Close()))
 	})
@@ -245,7 +245,7 @@ func exists(pid int) bool { return unix.Kill(pid, 0) == nil }
 func TestChild_KilledInTheMiddleOfARead(t *testing.T) {
 	leavesNothing(t)
 	o := startOwner(t, "child")
-	b := newBench(t, mooncake.Options{}, patience)
+	b := newBench(t, mooncake.Options{})
 	ticket := b.start(o.d, big.Pages)
 	pid := child(t, os.Getpid())
 	noError(t, unix.Kill(pid, unix.SIGKILL))
@@ -265,7 +265,7 @@ func TestChild_KilledInTheMiddleOfARead(t *testing.T) {
 func TestChild_StoppedInTheMiddleOfARead(t *testing.T) {
 	leavesNothing(t)
 	o := startOwner(t, "child")
-	b := newBench(t, mooncake.Options{Patience: 100 * time.Millisecond}, patience)
+	b := newBench(t, mooncake.Options{Patience: 100 * time.Millisecond})
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	m := must(b.cache.Region(0))(b)
@@ -292,7 +292,7 @@ func TestOwner_KilledInTheMiddleOfARead(t *testing.T) {
 	for _, mode := range []string{"child", "in process"} {
 		for _, reader := range []mooncake.Options{{}, {InProcess: true}} {
 			o := startOwner(t, mode)
-			b := newBench(t, reader, patience)
+			b := newBench(t, reader)
 			ticket := b.start(o.d, big.Pages)
 			var pids []int
 			if mode == "child" {
@@ -331,7 +331,7 @@ func TestOwner_StoppedInTheMiddleOfARead(t *testing.T) {
 	leavesNothing(t)
 	for _, reader := range []mooncake.Options{{Patience: 50 * time.Millisecond}, {InProcess: true, Stall: time.Second}} {
 		o := startOwner(t, "in process")
-		b := newBench(t, reader, patience)
+		b := newBench(t, reader)
 		ctx, cancel := context.WithCancel(t.Context())
 		m := must(b.cache.Region(0))(b)
 		ticket := b.reader.StartRetrieve(ctx, 0, big.Pages*big.PageSize, ids(0, big.Pages), ids(0, big.Pages), o.d)

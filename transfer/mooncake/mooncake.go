@@ -334,17 +334,28 @@ func (e *Engine) Open(ctx context.Context, t transfer.Target, d *transfer.Descri
 func (e *Engine) open(ctx context.Context, t transfer.Target, d *transfer.Descriptor, o *Offer) (transfer.Source, error) {
 	w, err := e.reader(ctx)
 	if err != nil {
-		return nil, err
+		return nil, given(ctx, err)
 	}
 	s, err := newSource(ctx, e, w, t, d, o)
 	if err != nil {
-		return nil, errors.Join(err, s.Close())
+		return nil, errors.Join(given(ctx, err), s.Close())
 	}
 	return s, nil
 }
 
+// given is err, of kind busy when it is because ctx has ended: nothing else has failed.
+func given(ctx context.Context, err error) error {
+	if late := ctx.Err(); late != nil && errors.Is(err, late) {
+		return fault.Wrap(fault.Busy, "", err)
+	}
+	return err
+}
+
 // reader returns a worker for one owner.
 func (e *Engine) reader(ctx context.Context) (worker, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	switch {

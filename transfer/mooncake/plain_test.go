@@ -157,14 +157,15 @@ func TestStarts_WaitLongerAndLonger(t *testing.T) {
 	if err := s.wait(now); err != nil {
 		t.Errorf("after the first: %v", err)
 	}
-	for _, want := range []time.Duration{100, 200, 400, 800, 1600, 3200, 6400, 10_000, 10_000} {
+	for _, ms := range []int{100, 200, 400, 800, 1600, 3200, 6400, 10_000, 10_000} {
 		fail()
-		early := s.wait(now.Add(want*time.Millisecond - 1))
+		want := time.Duration(ms) * time.Millisecond
+		early := s.wait(now.Add(want - 1))
 		if !errors.Is(early, fault.Device) || !errors.Is(early, error(dead)) || !strings.Contains(fault.RemedyOf(early), "look; or wait") {
-			t.Errorf("before %d ms: error %v, remedy %q", want, early, fault.RemedyOf(early))
+			t.Errorf("before %v: error %v, remedy %q", want, early, fault.RemedyOf(early))
 		}
-		if err := s.wait(now.Add(want * time.Millisecond)); err != nil {
-			t.Errorf("after %d ms: %v", want, err)
+		if err := s.wait(now.Add(want)); err != nil {
+			t.Errorf("after %v: %v", want, err)
 		}
 	}
 	s.over(nil, true)

@@ -70,7 +70,7 @@ func (s *server) serve() error {
 		}
 		var f frame
 		if err == nil {
-			err = f.parse(packet[:n], nil)
+			err = f.parse(packet[:n])
 		}
 		if err == nil && f.kind != mapCall && len(fds) > 0 {
 			err = fault.New(fault.Invalid, "frame", "of type %d comes with descriptors", f.kind)

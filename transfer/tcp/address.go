@@ -104,7 +104,7 @@ func checkHost(address, host string) error {
 }
 
 func checkIP(address string, ip netip.Addr) error {
-	switch ip = ip.Unmap(); {
+	switch ip = ip.Unmap().WithZone(""); {
 	case ip.IsUnspecified():
 		return errWildcard(address)
 	case ip.IsMulticast() || ip == netip.AddrFrom4([4]byte{255, 255, 255, 255}):

@@ -26,6 +26,8 @@ func TestCheckPeer(t *testing.T) {
 		"0.0.0.0:7":                false,
 		"[::]:7":                   false,
 		"[::ffff:0.0.0.0]:7":       false,
+		"[::%lo]:7":                false,
+		"[ff02::1%lo]:7":           false,
 		"0:7":                      false, // resolvers take it for 0.0.0.0
 		"0x0:7":                    false,
 		"127.1:7":                  false,

@@ -4,6 +4,9 @@ import (
 	"bytes"
 	"testing"
 
+	"github.com/kvferry/kvferry/copier"
+	"github.com/kvferry/kvferry/device"
+	"github.com/kvferry/kvferry/device/devicetest"
 	"github.com/kvferry/kvferry/internal/leaktest"
 	"github.com/kvferry/kvferry/transfer/transfertest"
 )
@@ -59,4 +62,26 @@ func TestEngine_PassesTheSuiteInTwoProcesses(t *testing.T) {
 		_, reader := m.sides()
 		t.Run(m.name, func(t *testing.T) { transfertest.Run(t, transfertest.Harness{Role: m.name, Reader: reader}) })
 	}
+}
+
+// A reader whose pages are a device's reads them by way of host memory.
+func TestEngine_PassesTheSuiteIntoADevice(t *testing.T) {
+	owner, reader := modes()[0].sides()
+	transfertest.Run(t, transfertest.Harness{Owner: owner, Reader: func() (transfertest.Side, error) {
+		s, err := reader()
+		if err != nil {
+			return s, err
+		}
+		d := devicetest.NewDriver(devicetest.Options{Mode: devicetest.Lazy})
+		a, err := device.OpenAccelerator(d, device.AcceleratorOptions{})
+		if err != nil {
+			return s, err
+		}
+		s.Device, s.Copier = a, copier.NewAccelerated(a, a.Engines()[0], copier.AcceleratedOptions{})
+		s.Close = func() error {
+			defer d.Check(t)
+			return a.Close()
+		}
+		return s, nil
+	}})
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 
 	"github.com/zeebo/xxh3"
 
@@ -58,6 +59,7 @@ func Transfer(ctx context.Context, o Options) (*Report, error) {
 	r := newReport("transfer", o)
 	r.legend = fmt.Sprintf("C: Go's copy of %s pieces in the same kind of memory.\n", size(min(ceiling.PieceBytes, o.readBytes()))) +
 		"R: the better of two bare loops over the same rows in one process, by Go's copy and by the device's, with the same checks.\n" +
+		"With one thread, what copies from memory is timed by the time of its process, as are C and R beside it.\n" +
 		"raw: a TCP stream of as many bytes with a checksum a MiB, which knows no pages.\n" +
 		"A read is checked by its epoch, by a checksum a segment where it comes by TCP, and with page sums by a checksum a page too."
 	return r, o.measured(r, func() error {
@@ -244,10 +246,6 @@ func (b *transferBench) open(ctx context.Context, s transferShape) (x *transferS
 	for _, v := range b.variants {
 		q.Engines = append(q.Engines, ownerEngines{v.name, v.engine})
 	}
-	a, err := b.owner.ask(ctx, q)
-	if err != nil {
-		return x, err
-	}
 	if x.opened, err = accel.Open(ctx, "", accel.Options{Workers: b.o.Threads}); err != nil {
 		return x, err
 	}
@@ -255,6 +253,12 @@ func (b *transferBench) open(ctx context.Context, s transferShape) (x *transferS
 		return x, err
 	}
 	if x.source, err = touchedOn(x.opened.Host, g, s.Seed); err != nil { // what the owner has
+		return x, err
+	}
+	// The owner's pages come last, as the source does: memory of either side of what is
+	// written is not equally fast.
+	a, err := b.owner.ask(ctx, q)
+	if err != nil {
 		return x, err
 	}
 	if x.stream, err = x.opened.Device.NewStream("rows"); err != nil {
@@ -408,103 +412,133 @@ func (x *transferSide) compare(i int) error {
 	return nil
 }
 
-// bareRead is the rows of one read, for bare loops.
-type bareRead struct {
-	rows []ceiling.Row
-	ops  []device.Op
-}
-
-func (x *transferSide) bareReads() (all []bareRead, err error) {
-	for i := range x.local {
-		var pairs []page.Pair
-		for k := range x.local[i] {
-			pairs = append(pairs, page.Pair{Dst: x.local[i][k], Src: x.remote[i][k]})
-		}
-		ops, err := ceiling.AppendPageOps(nil, x.route, pairs...)
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, bareRead{ceiling.AppendOps(nil, ops), ops})
-	}
-	return all, nil
-}
-
-// measure measures one shape by all variants, in turns.
+// measure measures one shape by all variants, in turns: what copies from memory, by the
+// time of this process if it has one thread, and what comes by sockets.
 func (b *transferBench) measure(ctx context.Context, s transferShape) (err error) {
 	x, err := b.open(ctx, s)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, x.close()) }()
-	loops, err := x.bareReads()
+	var memory, socket []*transferReader
+	for _, p := range x.parts {
+		if p.name == inProcess || p.name == engines.HostIPC {
+			memory = append(memory, p)
+		} else {
+			socket = append(socket, p)
+		}
+	}
+	own := b.o
+	if own.Threads == 1 {
+		own.Clock = CPU // other load counts little
+	}
+	if err := b.group(ctx, own, x, memory, memoryRun, nil); err != nil || len(socket) == 0 {
+		return err
+	}
+	return b.group(ctx, b.o, x, socket, 1, x.raw)
+}
+
+// group measures some variants beside the ceilings, in runs of so many reads. raw is nil
+// when they have nothing to do with it.
+func (b *transferBench) group(ctx context.Context, o Options, x *transferSide, parts []*transferReader, reads int, raw *rawReader) error {
+	loops, err := x.loops(ctx, o)
 	if err != nil {
 		return err
+	}
+	var contestants []contestant
+	for _, f := range loops {
+		contestants = append(contestants, x.turns(reads, true, f))
 	}
 	piece := x.pieces()
-	var sink uint64
-	sum := func(rows []ceiling.Row) {
-		for _, r := range rows {
-			sink ^= xxh3.Hash128(r.Dst).Lo
-		}
-	}
-	byDevice := func(i int) error { return errors.Join(x.stream.Copy(loops[i].ops), x.stream.Sync(ctx)) }
-	memory := []contestant{
-		x.turns(memoryRun, true, func(i int) error {
-			b.o.split(len(loops[i].rows), func(from, to int) { ceiling.Copy(loops[i].rows[from:to]) })
-			return nil
-		}),
-		x.turns(memoryRun, true, byDevice),
-		x.turns(memoryRun, true, func(i int) error {
-			for k := range loops[i].rows {
-				ceiling.Copy(loops[i].rows[k : k+1])
-				sum(loops[i].rows[k : k+1])
-			}
-			return nil
-		}),
-		x.turns(memoryRun, true, func(i int) error {
-			err := byDevice(i)
-			sum(loops[i].rows)
-			return err
-		}),
-		x.turns(memoryRun, false, func(i int) error { ceiling.Copy(piece[i%len(piece)]); return nil }),
-	}
-	socket := []contestant{x.turns(1, false, x.raw.read)}
-	at := map[string][2]int{} // group and place of the first of two contestants
-	for _, p := range x.parts {
-		group, g, reads := &socket, 1, 1
-		if p.name == inProcess || p.name == engines.HostIPC {
-			group, g, reads = &memory, 0, memoryRun
-		}
-		at[p.name] = [2]int{g, len(*group)}
+	contestants = append(contestants, x.turns(reads, false, func(i int) error { ceiling.Copy(piece[i%len(piece)]); return nil }))
+	for _, p := range parts {
 		for _, d := range []*transfer.Descriptor{p.plain, p.summed} {
-			*group = append(*group, x.turns(reads, true, func(i int) error { return p.read(ctx, x, i, d) }))
+			contestants = append(contestants, x.turns(reads, true, func(i int) error { return p.read(ctx, x, i, d) }))
 		}
 	}
-	seconds, err := b.o.interleave(ctx, memory, socket)
+	if raw != nil {
+		contestants = append(contestants, x.turns(reads, false, raw.read))
+	}
+	seconds, err := o.interleave(ctx, contestants)
 	if err != nil {
 		return err
 	}
-	one := func(s []float64) []float64 { return each(s, func(s float64) float64 { return s / memoryRun }) }
 	t := seconds[0]
+	for i := range t {
+		t[i] = each(t[i], func(s float64) float64 { return s / float64(reads) })
+	}
 	m := &transferTimes{
-		shape: s, bytes: int64(len(x.local[0])) * s.PageBytes, r: one(leastOf(t[0], t[1])), summed: one(leastOf(t[2], t[3])),
-		c: one(t[4]), pieceBytes: ceiling.Bytes(piece[0]), raw: seconds[1][0], ours: map[string][2][]float64{},
+		shape: x.shape, bytes: int64(len(x.local[0])) * x.shape.PageBytes, r: better(t[0], t[1]), summed: better(t[2], t[3]),
+		c: t[4], pieceBytes: ceiling.Bytes(piece[0]), raw: t[len(t)-1], ours: map[string][2][]float64{},
 	}
-	for name, a := range at {
-		times := seconds[a[0]][a[1] : a[1]+2]
-		if a[0] == 0 {
-			times = [][]float64{one(times[0]), one(times[1])}
-		}
-		m.ours[name] = [2][]float64{times[0], times[1]}
+	for i, p := range parts {
+		m.ours[p.name] = [2][]float64{t[5+2*i], t[6+2*i]}
 	}
-	for _, p := range x.parts {
+	for _, p := range parts {
 		if b.sections[p.name] == nil {
 			b.sections[p.name] = &Section{Title: sectionTitle(p.name), Unit: "GB/s"}
 		}
 		b.sections[p.name].Lines = append(b.sections[p.name].Lines, m.lines(p.name)...)
 	}
-	_ = sink
 	return nil
+}
+
+// better is the one of two loops that is faster in the median. Its runs are then those of
+// one loop: the better of two in each run would be lucky twice.
+func better(a, b []float64) []float64 {
+	if statOf(b).Median < statOf(a).Median {
+		return b
+	}
+	return a
+}
+
+// loops are the bare loops over the rows of a read: by Go's copy and by the device's
+// without checks, and then with a checksum of each page, which Go's takes while the page
+// is in the processor's cache.
+func (x *transferSide) loops(ctx context.Context, o Options) ([]func(i int) error, error) {
+	var rows [][]ceiling.Row
+	var ops [][]device.Op
+	for i := range x.local {
+		var pairs []page.Pair
+		for k := range x.local[i] {
+			pairs = append(pairs, page.Pair{Dst: x.local[i][k], Src: x.remote[i][k]})
+		}
+		list, err := ceiling.AppendPageOps(nil, x.route, pairs...)
+		if err != nil {
+			return nil, err
+		}
+		rows, ops = append(rows, ceiling.AppendOps(nil, list)), append(ops, list)
+	}
+	sums := new(atomic.Uint64) // or nobody would have to take them
+	sum := func(rows []ceiling.Row) {
+		var all uint64
+		for _, r := range rows {
+			all += xxh3.Hash128(r.Dst).Lo
+		}
+		sums.Add(all)
+	}
+	byDevice := func(i int) error { return errors.Join(x.stream.Copy(ops[i]), x.stream.Sync(ctx)) }
+	return []func(int) error{
+		func(i int) error {
+			o.split(len(rows[i]), func(from, to int) { ceiling.Copy(rows[i][from:to]) })
+			return nil
+		},
+		byDevice,
+		func(i int) error {
+			o.split(len(rows[i]), func(from, to int) {
+				for k := from; k < to; k++ {
+					ceiling.Copy(rows[i][k : k+1])
+					sum(rows[i][k : k+1])
+				}
+			})
+			return nil
+		},
+		func(i int) error {
+			err := byDevice(i)
+			o.split(len(rows[i]), func(from, to int) { sum(rows[i][from:to]) })
+			return err
+		},
+	}, nil
 }
 
 // pieces are what C copies, in turns: from the source, which nothing may change.

@@ -201,3 +201,13 @@ func TestTransfer_BadUse(t *testing.T) {
 		}
 	}
 }
+
+func TestBetter_IsOneLoopAndNotTheLuckOfTwo(t *testing.T) {
+	a, b := []float64{1, 9, 5}, []float64{4, 4, 4}
+	if got := better(a, b); !slices.Equal(got, b) {
+		t.Errorf("got %v", got)
+	}
+	if got := better(b, a); !slices.Equal(got, b) {
+		t.Errorf("got %v", got)
+	}
+}

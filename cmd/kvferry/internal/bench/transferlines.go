@@ -66,6 +66,7 @@ func (m *transferTimes) beside(l *Line, name string, i int, ours []float64) {
 	}
 	switch name {
 	case engines.HostIPC:
+		other("local", inProcess)
 		if m.shape.PageBytes >= 64<<10 {
 			l.atLeast("R", 0.95)
 		}

@@ -93,12 +93,12 @@ type export struct {
 	empty   chan struct{}              // closed when closing and conns is empty
 }
 
-// Offer implements [transfer.Engine]. A cache in other memory than the device's is not
-// this engine's to offer. Kinds: fault.Unsupported (memory that can't be shared), those of
-// [handoff.Listen], fault.Device.
+// Offer implements [transfer.Engine]. Kinds: fault.Unsupported (memory of another device,
+// or such as can't be shared), and those of [handoff.Listen].
 func (e *Engine) Offer(x transfer.Export) (offer []byte, withdraw func(), err error) {
 	if x.Cache.Device() != e.device.Name() {
-		return nil, nil, nil
+		return nil, nil, fault.New(fault.Unsupported, "cache", "in memory of %s, and this engine shares that of %s", x.Cache.Device(), e.device.Name()).
+			Hint("let others read it by another engine, such as hostipc")
 	}
 	ex := &export{Export: x, conns: map[*handoff.Conn]struct{}{}, empty: make(chan struct{})}
 	defer func() {

@@ -64,6 +64,9 @@ func TestOpen_HostileGrants(t *testing.T) {
 			regions: []region{{0, offset}},
 		}
 	}
+	less := *foreignAlloc(r, g.start(t, orders{Kind: plainMemory}).publish())
+	end := less.bytes - 512
+	less.bytes = maxBytes
 	good := []int{wordsFD, pieces[0].fd}
 	before, memories := descriptors(t), r.memories()
 	for name, x := range map[string]struct {
@@ -92,6 +95,7 @@ func TestOpen_HostileGrants(t *testing.T) {
 		"no device":           {fault.Unsupported, func(g *grant) { g.device = deviceID{} }, nil, good},
 		"another PCI address": {fault.Unsupported, func(g *grant) { g.device = deviceID{pci: "0000:ff:00.0"} }, nil, good},
 		"a handle of nothing": {fault.Device, func(g *grant) { g.allocs[0].pieces = nil }, nil, good[:1]},
+		"a handle of less":    {fault.Invalid, func(g *grant) { g.allocs[0], g.regions[0].offset = less, end }, nil, good[:1]},
 		"an event of nothing": {fault.Device, func(g *grant) { g.event = new(handle) }, nil, good},
 		"no descriptors":      {fault.Invalid, nil, nil, nil},
 		"one descriptor":      {fault.Invalid, nil, nil, good[:1]},
@@ -133,6 +137,16 @@ func TestOpen_HostileGrants(t *testing.T) {
 	noError(t, s.Copy(t.Context(), r.stream, plan()))
 	noError(t, s.Close())
 	r.until("the listener has closed its connections", func() bool { return descriptors(t) <= before })
+}
+
+// foreignAlloc returns what the owner of d grants for its first allocation.
+func foreignAlloc(r *reader, d *transfer.Descriptor) *alloc {
+	r.Helper()
+	conn, hello, err := handoff.Dial(r.Context(), string(d.Offers[0].Data), handoff.DialOptions{Dir: r.dir})
+	noError(r, err)
+	defer hello.Close()
+	noError(r, conn.Close())
+	return &must(parseGrant(hello.Payload))(r).allocs[0]
 }
 
 // TestServe_HostileReaders has readers that say what none says. The owner and its other

@@ -14,7 +14,6 @@ import (
 	"github.com/kvferry/kvferry/device"
 	"github.com/kvferry/kvferry/fault"
 	"github.com/kvferry/kvferry/internal/fakedriver"
-	"github.com/kvferry/kvferry/internal/handoff"
 	"github.com/kvferry/kvferry/kv"
 	"github.com/kvferry/kvferry/page"
 	"github.com/kvferry/kvferry/transfer"
@@ -87,6 +86,7 @@ func (r *reader) held(s *source) (release func(), outcome <-chan error) {
 	r.Helper()
 	h, _ := r.acc.Handle(r.stream)
 	release = r.fake.Hold(uintptr(h))
+	r.Cleanup(release) // also of a test that has failed
 	over := make(chan error, 1)
 	go func() { over <- s.Copy(context.Background(), r.stream, plan()) }()
 	r.until("the copy is enqueued", func() bool { return r.fake.Queued(uintptr(h)) > 0 })
@@ -120,12 +120,12 @@ func (r *reader) memories() int64 {
 	return c.OpenedMemories + c.Mappings
 }
 
-func (r *reader) wantRefused(err error, kind fault.Kind, text string) {
+func (r *reader) wantRefused(err error, kind fault.Kind, text string, own int64) {
 	r.Helper()
 	if !errors.Is(err, kind) || !strings.Contains(err.Error(), text) || fault.RemedyOf(err) == "" {
 		r.Errorf("error %v (remedy %q), want kind %s, about %q, and a remedy", err, fault.RemedyOf(err), kind.Error(), text)
 	}
-	if n := r.memories(); n != 0 {
+	if n := r.memories() - own; n != 0 {
 		r.Errorf("%d memories stay open", n)
 	}
 }
@@ -183,10 +183,12 @@ func TestOwnerKilled_InMidRead(t *testing.T) {
 func TestWithdraw_WaitsForReaders(t *testing.T) {
 	kinds(t, func(t *testing.T, r *reader) {
 		p := r.start(t, orders{})
-		s := r.open(p.publish())
+		d := p.publish()
+		s := r.open(d)
 		release, outcome := r.held(s)
 		p.tell("stop")
 		r.until("the owner asks for its memory", r.ended(s))
+		noError(t, s.Join(d.Epoch)) // it is still connected: it waits
 		release()
 		noError(t, <-outcome)
 		if got := p.answer(); got != "stopped" || r.memories() != 0 {
@@ -222,7 +224,7 @@ func TestOpen_StaleHandle(t *testing.T) {
 		d := p.publish()
 		p.ask("free")
 		_, err := r.engine.Open(t.Context(), r.target, d, d.Offers[0].Data)
-		r.wantRefused(err, fault.Device, "memory of process")
+		r.wantRefused(err, fault.Device, "memory of process", 0)
 	}
 }
 
@@ -235,12 +237,7 @@ func TestOpen_HandleOfAnEarlierProcess(t *testing.T) {
 	release, outcome := r.held(old)
 	first.kill()
 	d := r.start(t, orders{}).publish()
-	conn, hello, err := handoff.Dial(t.Context(), string(d.Offers[0].Data), handoff.DialOptions{Dir: r.dir})
-	noError(t, err)
-	h := must(parseGrant(hello.Payload))(t).allocs[0].handle
-	hello.Close()
-	noError(t, conn.Close())
-
+	h := foreignAlloc(r, d).handle
 	r.engine.mu.Lock()
 	r.engine.held[h] = []*source{old} // as if it had been given twice
 	r.engine.mu.Unlock()
@@ -261,7 +258,7 @@ func TestOpen_OtherDevice(t *testing.T) {
 		r := newGround(t, c).reader(t)
 		d := r.start(t, orders{Which: "1"}).publish()
 		_, err := r.engine.Open(t.Context(), r.target, d, d.Offers[0].Data)
-		r.wantRefused(err, fault.Unsupported, "another device")
+		r.wantRefused(err, fault.Unsupported, "another device", 0)
 
 		t.Setenv("FAKE_VISIBLE", "1,0")
 		d = r.start(t, orders{Which: "1"}).publish()
@@ -272,25 +269,37 @@ func TestOpen_OtherDevice(t *testing.T) {
 }
 
 func TestOpen_RefusesItself(t *testing.T) {
-	r := newGround(t, configs()[0]).reader(t)
+	for _, c := range configs() {
+		t.Run(c.String(), func(t *testing.T) { refusesItself(t, newGround(t, c).reader(t)) })
+	}
+}
+
+func refusesItself(t *testing.T, r *reader) {
+	t.Helper()
 	host := must(device.OpenHost(device.HostOptions{}))(t)
 	t.Cleanup(func() { noError(t, host.Close()) })
-	own := must(kv.NewCache(must(shape.LayerMajor())(t), r.acc))(t)
+	g := must(shape.LayerMajor())(t)
+	addr, free, err := r.memory(r.acc, g.Bytes())
+	noError(t, err)
+	t.Cleanup(func() { noError(t, free()) })
+	m := must(r.acc.Wrap(addr, g.Bytes()))(t)
+	t.Cleanup(func() { noError(t, m.Free()) })
+	own := must(kv.WrapOn(g, []*device.Memory{m}, r.acc))(t)
 	t.Cleanup(func() { noError(t, own.Close()) })
+	before := r.memories()
 	pub := must(transfer.NewPublisher(transfer.PublisherOptions{Cache: own, Host: host, Engines: []transfer.Engine{r.engine}}))(t)
 	t.Cleanup(func() { noError(t, pub.Close()) })
 	d := must(pub.Descriptor())(t)
-	_, err := r.engine.Open(t.Context(), r.target, d, d.Offers[0].Data)
-	r.wantRefused(err, fault.Invalid, "this process's own")
+	_, err = r.engine.Open(t.Context(), r.target, d, d.Offers[0].Data)
+	r.wantRefused(err, fault.Invalid, "this process's own", before)
 
 	// Memory of another device is nobody's to offer here, and none of it can be read into.
 	in := must(kv.NewCache(must(shape.LayerMajor())(t), host))(t)
 	t.Cleanup(func() { noError(t, in.Close()) })
-	if _, withdraw, err := r.engine.Offer(transfer.Export{Cache: in}); withdraw != nil || err != nil {
-		t.Errorf("a cache in host memory is offered: %v", err)
-	}
+	_, _, err = r.engine.Offer(transfer.Export{Cache: in})
+	r.wantRefused(err, fault.Unsupported, "memory of host", before)
 	_, err = r.engine.Open(t.Context(), transfer.Target{Cache: in, Device: host}, d, d.Offers[0].Data)
-	r.wantRefused(err, fault.Unsupported, "memory of host")
+	r.wantRefused(err, fault.Unsupported, "memory of host", before)
 }
 
 func TestOffer_MemoryThatCannotBeShared(t *testing.T) {
@@ -298,8 +307,10 @@ func TestOffer_MemoryThatCannotBeShared(t *testing.T) {
 	host := must(device.OpenHost(device.HostOptions{}))(t)
 	t.Cleanup(func() { noError(t, host.Close()) })
 	r.fake.FailCall("cuIpcGetMemHandle", 1, 1)
-	_, err := transfer.NewPublisher(transfer.PublisherOptions{Cache: r.target.Cache, Host: host, Engines: []transfer.Engine{r.engine}})
-	r.wantRefused(err, fault.Unsupported, "cuIpcGetMemHandle")
+	pub := must(transfer.NewPublisher(transfer.PublisherOptions{Cache: r.target.Cache, Host: host, Engines: []transfer.Engine{r.engine}}))(t)
+	t.Cleanup(func() { noError(t, pub.Close()) })
+	_, err := pub.Descriptor()
+	r.wantRefused(err, fault.Unsupported, "cuIpcGetMemHandle", 0)
 }
 
 // TestEvent has a reader wait for the owner's work, and not longer than it may.

@@ -181,7 +181,7 @@ func TestTensor_Refused(t *testing.T) {
 		"half an event":         {fault.Invalid, with(func(x *Tensor) { x.EventSync, x.Event = true, make([]byte, 63) }), -1},
 		"an event of nothing":   {fault.Device, with(func(x *Tensor) { x.EventSync, x.Event = true, make([]byte, 64) }), -1},
 		"segments of nobody":    {fault.Unsupported, segments(func(b []byte) []byte { return b }), -1},
-		"segments of another":   {fault.Invalid, segments(func(b []byte) []byte { return b }), other},
+		"segments of another":   {fault.Invalid, segments(func(b []byte) []byte { le.PutUint32(b[26:], 0); return b }), other},
 		"no pidfd":              {fault.Invalid, segments(func(b []byte) []byte { return b }), 0},
 		"version 3 of segments": {fault.Unsupported, segments(func(b []byte) []byte { b[0] = 3; return b }), pidfd},
 		"half a header":         {fault.Invalid, segments(func(b []byte) []byte { return b[:20] }), pidfd},

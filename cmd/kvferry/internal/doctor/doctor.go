@@ -3,8 +3,9 @@
 // node, and sends with a bug report.
 //
 // It reads: /proc, /sys, folders of Python packages. It tries: a lock on memory, taking
-// a descriptor, opening libraries and devices, copies. It runs nobody's code but the
-// vendors' libraries, and leaves nothing behind. A vendor's library makes device nodes
+// a descriptor, handing memory to itself, a connection over loopback, opening libraries
+// and devices, copies. It runs nobody's code but the vendors' libraries, and Mooncake's
+// if that is named, and leaves nothing behind. A vendor's library makes device nodes
 // where they are missing and it is root, so it is not started on a machine that shows no
 // driver of that vendor, unless the user names the library.
 //

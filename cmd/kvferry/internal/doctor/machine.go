@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvferry/kvferry/transfer/hostipc"
+	"github.com/kvferry/kvferry/transfer/tcp"
 )
 
 // Machine is how the doctor sees a machine; tests make up others.
@@ -27,8 +28,8 @@ type Machine struct {
 	TakeFD func() error
 	// HostIPC tries to share host memory between processes.
 	HostIPC func(context.Context) hostipc.Report
-	// Loopback connects to a port of this machine.
-	Loopback func() error
+	// TCP has this process read from itself over loopback.
+	TCP func(context.Context) (tcp.Report, error)
 }
 
 // ThisMachine is the machine that this process runs on.
@@ -64,8 +65,8 @@ func ThisMachine() *Machine {
 			}
 			return unix.Close(fd)
 		},
-		HostIPC:  func(ctx context.Context) hostipc.Report { return hostipc.Probe(ctx, hostipc.Options{}) },
-		Loopback: loopback,
+		HostIPC: func(ctx context.Context) hostipc.Report { return hostipc.Probe(ctx, hostipc.Options{}) },
+		TCP:     func(ctx context.Context) (tcp.Report, error) { return tcp.Check(ctx, tcp.Options{}) },
 	}
 }
 

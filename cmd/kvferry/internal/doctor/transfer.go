@@ -2,9 +2,6 @@ package doctor
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"net"
 	"strings"
 	"time"
 
@@ -27,7 +24,7 @@ func (m *Machine) transfers(ctx context.Context, o Options) Section {
 	return Section{Title: "transfer engines", Findings: []Finding{
 		green("local", "always: two caches in one process"),
 		m.hostIPC(ctx),
-		m.tcp(),
+		m.tcp(ctx),
 		mooncakeEngine(ctx, o.Mooncake),
 	}}
 }
@@ -53,11 +50,15 @@ func (m *Machine) hostIPC(ctx context.Context) Finding {
 }
 
 // tcp says whether one process reaches another by TCP.
-func (m *Machine) tcp() Finding {
-	if err := m.Loopback(); err != nil {
+func (m *Machine) tcp(ctx context.Context) Finding {
+	ctx, cancel := context.WithTimeout(ctx, tryLimit)
+	defer cancel()
+	r, err := m.TCP(ctx)
+	if err != nil {
 		return yellow(engines.TCP, limitRemedy(err, "bring the interface lo up, and look at the rules of the firewall for it"), "127.0.0.1 can't be reached: %v", err)
 	}
-	return green(engines.TCP, "127.0.0.1 can be reached; both sides need one key (kvferry transfer key makes it), an owner an address (--listen)")
+	return green(engines.TCP, "127.0.0.1 is reached in %d µs; both sides need one key (kvferry transfer key makes it), an owner an address (--listen)",
+		max(1, r.RoundTrip.Microseconds()))
 }
 
 // mooncakeEngine says whether Mooncake's library works, if it was named.
@@ -140,20 +141,4 @@ func orNobody(names []string) string {
 		return "and no other"
 	}
 	return "but " + strings.Join(names, ", ")
-}
-
-// loopback connects to a port of 127.0.0.1.
-func loopback() (err error) {
-	ctx, cancel := context.WithTimeout(context.Background(), tryLimit)
-	defer cancel()
-	l, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, l.Close()) }()
-	c, err := new(net.Dialer).DialContext(ctx, "tcp", l.Addr().String())
-	if err != nil {
-		return fmt.Errorf("%v: %w", l.Addr(), err)
-	}
-	return c.Close()
 }

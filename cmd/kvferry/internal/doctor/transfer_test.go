@@ -5,11 +5,13 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/kvferry/kvferry/fault"
 	"github.com/kvferry/kvferry/transfer/hostipc"
+	"github.com/kvferry/kvferry/transfer/tcp"
 )
 
 func TestTransfers_SayWhatIsInTheWay(t *testing.T) {
@@ -20,7 +22,10 @@ func TestTransfers_SayWhatIsInTheWay(t *testing.T) {
 		}}
 		return m.hostIPC(t.Context())
 	}
-	loop := func(err error) Finding { return (&Machine{Loopback: func() error { return err }}).tcp() }
+	loop := func(err error) Finding {
+		m := &Machine{TCP: func(context.Context) (tcp.Report, error) { return tcp.Report{RoundTrip: 80 * time.Microsecond}, err }}
+		return m.tcp(t.Context())
+	}
 	for name, x := range map[string]struct {
 		f      Finding
 		level  Level
@@ -32,7 +37,7 @@ func TestTransfers_SayWhatIsInTheWay(t *testing.T) {
 		"no /proc":         {ipc(fault.New(fault.Unsupported, "fd", "no").Hint("mount /proc"), nil), Yellow, "can't be handed", "mount /proc"},
 		"a limit of files": {ipc(unix.EMFILE, nil), Yellow, "too many open files", "ulimit -n"},
 		"no memfd":         {ipc(never, nil), Yellow, "can't be handed", "tcp"},
-		"TCP":              {loop(nil), Green, "kvferry transfer key", ""},
+		"TCP":              {loop(nil), Green, "reached in 80 µs; both sides need one key (kvferry transfer key", ""},
 		"no interface":     {loop(never), Yellow, "can't be reached", "interface lo"},
 		"no library of Mooncake": {
 			mooncakeEngine(t.Context(), nil), Green, "--mooncake-library names its library", "",
@@ -50,7 +55,8 @@ func TestTransfers_SayWhatIsInTheWay(t *testing.T) {
 // TestMachine_TransfersHere tries what the doctor tries, on this machine.
 func TestMachine_TransfersHere(t *testing.T) {
 	m := ThisMachine()
-	if err := errors.Join(m.HostIPC(t.Context()).Sharing, m.Loopback()); err != nil {
+	_, err := m.TCP(t.Context())
+	if err := errors.Join(m.HostIPC(t.Context()).Sharing, err); err != nil {
 		t.Error(err)
 	}
 }

@@ -88,6 +88,7 @@ type fakeEngine struct {
 	opened int
 	closed int
 	fail   error // of Open
+	opens  func(ctx context.Context) error
 	copies func(ctx context.Context, s device.Stream) error
 }
 
@@ -104,7 +105,12 @@ func (e *fakeEngine) Offer(x Export) ([]byte, func(), error) {
 	return []byte(e.name), func() {}, nil
 }
 
-func (e *fakeEngine) Open(context.Context, Target, *Descriptor, []byte) (Source, error) {
+func (e *fakeEngine) Open(ctx context.Context, _ Target, _ *Descriptor, _ []byte) (Source, error) {
+	if e.opens != nil {
+		if err := e.opens(ctx); err != nil {
+			return nil, err
+		}
+	}
 	if e.fail != nil {
 		return nil, e.fail
 	}

@@ -27,6 +27,7 @@ type peer struct {
 	opened chan struct{} // closed when source or err is set
 	source Source
 	err    error
+	late   bool // err may be due to the end of its opener's ctx
 
 	uses   int    // guarded by Reader.mu
 	listed bool   // guarded by Reader.mu; is in Reader.peers
@@ -37,33 +38,41 @@ type peer struct {
 // The caller gives it to put afterwards, unless there is an error.
 func (r *Reader) open(ctx context.Context, j *job) (*peer, error) {
 	id := peerID{owner: j.d.Owner, geometry: j.d.Geometry.Fingerprint(), engine: j.engine.Name(), offer: string(j.offer)}
-	r.mu.Lock()
-	p := r.peers[id]
-	opener := p == nil
-	if opener {
-		p = &peer{id: id, opened: make(chan struct{}), listed: true}
-		r.peers[id] = p
-	}
-	p.uses++
-	r.mu.Unlock()
-	if opener {
-		p.source, p.err = j.engine.Open(ctx, r.target, j.d, j.offer)
-		if p.err != nil {
-			p.err = fault.Wrap(kindOr(p.err, fault.Device), "open", p.err)
+	for {
+		r.mu.Lock()
+		p := r.peers[id]
+		opener := p == nil
+		if opener {
+			p = &peer{id: id, opened: make(chan struct{}), listed: true}
+			r.peers[id] = p
 		}
-		close(p.opened)
-	}
-	select {
-	case <-p.opened:
-	case <-ctx.Done():
-		r.put(p, false)
-		return nil, ctx.Err()
-	}
-	if p.err != nil {
+		p.uses++
+		r.mu.Unlock()
+		if opener {
+			p.source, p.err = j.engine.Open(ctx, r.target, j.d, j.offer)
+			if p.err != nil {
+				otherwise := fault.Device
+				if p.late = ctx.Err() != nil; p.late {
+					otherwise = fault.Busy
+				}
+				p.err = fault.Wrap(kindOr(p.err, otherwise), "open", p.err)
+			}
+			close(p.opened)
+		}
+		select {
+		case <-p.opened:
+		case <-ctx.Done():
+			r.put(p, false)
+			return nil, ctx.Err()
+		}
+		if p.err == nil {
+			return p, nil
+		}
 		r.put(p, true)
-		return nil, p.err
+		if opener || !p.late { // else another read was given up, and this one opens
+			return nil, p.err
+		}
 	}
-	return p, nil
 }
 
 // put ends one use of p. A peer that failed is not used again.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -254,5 +255,39 @@ func TestReader_AcknowledgesByItsEngine(t *testing.T) {
 	noError(t, r.Close())
 	if err := r.Ack(t.Context(), d); !errors.Is(err, fault.Closed) {
 		t.Errorf("after Close: %v, want kind closed", err)
+	}
+}
+
+// Of two reads that want one owner, the one that opens it is given up: the other opens.
+func TestReader_OpensAnewWhatAnotherGaveUp(t *testing.T) {
+	pair := newPair(t)
+	p := pair.publish(PublisherOptions{Holder: HoldArena(pair.arena)})
+	opening, second := make(chan struct{}), make(chan struct{})
+	var opens atomic.Int64
+	pair.engine.opens = func(ctx context.Context) error {
+		if opens.Add(1) > 1 {
+			return nil
+		}
+		close(opening)
+		<-ctx.Done()
+		<-second
+		return ctx.Err()
+	}
+	r := pair.read(Options{})
+	d := must(p.Publish(Lease{Pages: pair.pages, TTL: time.Minute}))(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	first := r.StartRetrieve(ctx, 0, 8, pair.pages, pair.pages, d)
+	<-opening
+	other := r.StartRetrieve(t.Context(), 8, 16, pair.pages, pair.pages, d)
+	cancel()
+	close(second)
+	if err := first.Wait(t.Context()); !errors.Is(err, fault.Busy) || !errors.Is(err, context.Canceled) {
+		t.Errorf("the first: %v, want kind busy, canceled", err)
+	}
+	if err := other.Wait(t.Context()); err != nil {
+		t.Errorf("the other: %v", err)
+	}
+	if opens.Load() != 2 {
+		t.Errorf("opened %d times", opens.Load())
 	}
 }

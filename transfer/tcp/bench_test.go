@@ -25,6 +25,8 @@ const benchBytes = 128 << 20
 // BenchmarkCopy reads pages over loopback, and in turn the same bytes by a raw stream of
 // Go's that is summed on both sides too. Each line shows the medians of both, and how
 // many of the raw stream's bytes a second the engine has: share, with its quartiles.
+// The stream goes through memory from one end to the other, also where the engine's pages
+// are scattered: what that costs counts against the engine.
 // cpu/raw is what it takes of the processors, on both sides, in what the stream takes.
 //
 // One iteration is a pair; 0 allocations a page is for the benchmark to show.

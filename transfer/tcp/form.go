@@ -48,8 +48,7 @@ func newForm(c *kv.Cache) (*form, error) {
 				Hint("offload the pages to a pool of host memory, and publish that")
 		}
 	}
-	whole := true // so far, no plane has been found that can be cut
-	cuttable := g.PageSize() > 1
+	cuttable := g.PageSize() > 1 // until a layer is found that isn't
 	layers, bases := g.Spec().Layers, make([]uintptr, g.Regions())
 	order := make([]int, len(layers))
 	for i := range order {
@@ -61,7 +60,7 @@ func newForm(c *kv.Cache) (*form, error) {
 		if cuttable {
 			var err error
 			if chunks, err = g.Chunks(nil, bases, i, 0, 0, 1); err != nil {
-				cuttable = false // whatever else: that is all that is asked for
+				cuttable = false // there is nothing else to be wrong with the first token of the first page
 			}
 		}
 		planes := slices.Clone(layers[i].Planes)
@@ -70,14 +69,13 @@ func newForm(c *kv.Cache) (*form, error) {
 			f.add(stretch{mem: mem[p.Region], region: p.Region, off: p.Offset, bytes: p.Bytes, page: p.PageStride})
 			for _, x := range chunks {
 				if x.Region == p.Region && p.Offset <= x.Off && x.Off < p.Offset+p.Bytes {
-					whole = false
 					f.cut = append(f.cut, stretch{mem: mem[p.Region], region: p.Region, off: x.Off, bytes: x.Bytes, page: p.PageStride, token: x.Bytes})
 					f.tokenBytes += x.Bytes
 				}
 			}
 		}
 	}
-	if whole || !cuttable {
+	if !cuttable {
 		f.cut, f.tokenBytes = nil, 0
 	}
 	return f, nil

@@ -89,21 +89,12 @@ func (l *link) close() { _ = l.tcp.Close() } // what was lost by that was said b
 // call asks, and returns the answer.
 func (l *link) call(ask []byte, want byte) (r reply, err error) {
 	if _, err := l.conn.Write(ask); err != nil {
-		return r, l.refusal(err)
+		return r, err
 	}
 	if _, err := io.ReadFull(l.conn, l.head[:]); err != nil {
 		return r, err
 	}
 	return decodeReply(&l.head, want)
-}
-
-// refusal is err, or what the owner has said before it closed the connection.
-func (l *link) refusal(err error) error {
-	var b [replyBytes]byte
-	if _, readErr := io.ReadFull(l.conn, b[:]); readErr == nil && b[0] == sayFailed {
-		_, err = decodeReply(&b, sayDone)
-	}
-	return err
 }
 
 // ended reports whether the owner has closed an idle connection: there is nothing else

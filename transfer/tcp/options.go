@@ -41,7 +41,7 @@ type Options struct {
 	Advertise string
 
 	// TLS has all connections encrypted, and checked against change on their way. Both
-	// sides must have it, or neither. It costs most of the rate: see the benchmark.
+	// sides must have it, or neither. It costs half of the rate, or more: see the benchmark.
 	TLS bool
 
 	// Streams is how many connections one large read is spread over, at most 64. 0

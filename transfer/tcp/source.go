@@ -186,7 +186,7 @@ func (s *source) stream(ctx context.Context, p *transfer.Plan, from, to int64) e
 	return s.use(ctx, func(l *link) error {
 		fl.ask = fl.order.append(fl.ask[:0])
 		if _, err := l.conn.Write(fl.ask); err != nil {
-			return l.refusal(err)
+			return err
 		}
 		return l.receive(fl, s.form)
 	})

@@ -370,6 +370,11 @@ func (r *Reader) transfer(ctx context.Context, j *job) (err error) {
 	if err == nil {
 		err = ctx.Err()
 	}
+	if errors.Is(err, fault.Corrupt) { // what is written while it is sent has no right sum
+		if moved := checkEpoch(ctx, p.source, j.d); errors.Is(moved, fault.NotFound) {
+			err = moved
+		}
+	}
 	if err != nil {
 		return err
 	}

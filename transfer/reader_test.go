@@ -291,3 +291,20 @@ func TestReader_OpensAnewWhatAnotherGaveUp(t *testing.T) {
 		t.Errorf("opened %d times", opens.Load())
 	}
 }
+
+// An engine with sums of its own sees a page that was reused as corrupt: it is gone.
+func TestReader_SaysGoneOfAPageThatWasReusedWhileItWasSent(t *testing.T) {
+	pair := newPair(t)
+	p := pair.publish(PublisherOptions{Holder: HoldArena(pair.arena)})
+	r := pair.read(Options{})
+	d := must(p.Publish(Lease{Pages: pair.pages, TTL: time.Minute}))(t)
+	corrupt := fault.New(fault.Corrupt, "page 1", "arrived with another sum")
+	pair.engine.copies = func(context.Context, device.Stream) error { return corrupt }
+	if err := r.Retrieve(t.Context(), 0, 8, pair.pages, pair.pages, d); !errors.Is(err, fault.Corrupt) {
+		t.Errorf("while it is published: %v, want kind corrupt", err)
+	}
+	pair.engine.copies = func(context.Context, device.Stream) error { return errors.Join(corrupt, p.End(d.Epoch)) }
+	if err := r.Retrieve(t.Context(), 0, 8, pair.pages, pair.pages, d); !errors.Is(err, fault.NotFound) || errors.Is(err, fault.Corrupt) {
+		t.Errorf("when it has ended: %v, want kind not found", err)
+	}
+}

@@ -18,8 +18,9 @@ import (
 // back as it was.
 func AppendSums(sums []Sum, c *kv.Cache, pages []page.ID) ([]Sum, error) {
 	order, n := summing(c.Geometry(), c.Geometry()), len(sums)
+	h := xxh3.New()
 	for _, id := range pages {
-		sum, err := order.sum(c, id)
+		sum, err := order.sum(h, c, id)
 		if err != nil {
 			return sums[:n], err
 		}
@@ -55,8 +56,9 @@ func summing(local, owner *kv.Geometry) (order sumOrder) {
 	return order
 }
 
-func (o sumOrder) sum(c *kv.Cache, id page.ID) (Sum, error) {
-	h := xxh3.New()
+// sum uses h, whatever it holds.
+func (o sumOrder) sum(h *xxh3.Hasher, c *kv.Cache, id page.ID) (Sum, error) {
+	h.Reset()
 	for _, at := range o {
 		b, err := c.Plane(at.layer, at.plane, id)
 		if err != nil {
@@ -76,9 +78,10 @@ func checkSums(c *kv.Cache, p *Plan, d *Descriptor) (int, error) {
 		return 0, nil
 	}
 	order, at := summing(c.Geometry(), d.Geometry), -1
+	h := xxh3.New()
 	for _, pair := range p.Pairs {
 		at, _ = d.published(pair.Src, at)
-		is, err := order.sum(c, pair.Dst)
+		is, err := order.sum(h, c, pair.Dst)
 		if err != nil {
 			return 0, err
 		}

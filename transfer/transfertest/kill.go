@@ -85,11 +85,9 @@ func ownerStandsStill(b *bench) error {
 		r := b.plain()
 		size := r.cache.PageSize()
 		s := r.publish(3, false, lease)
-		o := r.opts
-		o.Deadline = 300 * time.Millisecond
-		hurried := must(transfer.NewReader(o))(r)
+		second := must(transfer.NewReader(r.opts))(r)
 		if when != "before the first" {
-			if err := hurried.Retrieve(r.Context(), 0, 1, s.local, s.remote, s.d); err != nil {
+			if err := second.Retrieve(r.Context(), 0, 1, s.local, s.remote, s.d); err != nil {
 				return err
 			}
 		}
@@ -101,7 +99,9 @@ func ownerStandsStill(b *bench) error {
 		}
 		want := r.snapshot()
 		r.expect(want, 0, 2*size+1, s)
-		err := r.wait(hurried.StartRetrieve(r.Context(), 0, 2*size+1, s.local, s.remote, s.d))
+		hurried, cancel := context.WithTimeout(r.Context(), 300*time.Millisecond)
+		err := r.wait(second.StartRetrieve(hurried, 0, 2*size+1, s.local, s.remote, s.d))
+		cancel()
 		r.engine.before = nil
 		switch {
 		case err == nil:
@@ -111,7 +111,7 @@ func ownerStandsStill(b *bench) error {
 		default:
 			err = nil
 		}
-		err = errors.Join(err, hurried.Close(), r.process().signal(unix.SIGCONT))
+		err = errors.Join(err, second.Close(), r.process().signal(unix.SIGCONT))
 		if err == nil { // anew: the publication's only reader has gone, and its time may be over
 			next := r.publish(3, false, lease)
 			err = r.retrieve(0, 3*size, next)

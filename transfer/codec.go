@@ -164,7 +164,13 @@ func Decode(b []byte) (*Descriptor, error) {
 	if is := d.Geometry.Fingerprint(); is != print {
 		return nil, fault.New(fault.Invalid, "descriptor", "its geometry has the fingerprint %v, and it says %v", is, print)
 	}
-	return d, d.check()
+	if err := d.check(); err != nil {
+		return nil, err
+	}
+	if d.order, err = orderOf(d.Pages); err != nil {
+		return nil, err
+	}
+	return d, nil
 }
 
 // cursor reads a body. After the first failure all it returns is zero, and nothing is

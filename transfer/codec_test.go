@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"pgregory.net/rapid"
 
 	"github.com/kvferry/kvferry/fault"
 	"github.com/kvferry/kvferry/kv"
@@ -35,7 +37,8 @@ func sample(t testing.TB) *Descriptor {
 }
 
 func diff(a, b *Descriptor) string {
-	return cmp.Diff(a, b, cmp.Comparer(func(x, y *kv.Geometry) bool { return x.Fingerprint() == y.Fingerprint() }))
+	return cmp.Diff(a, b, cmpopts.IgnoreUnexported(Descriptor{}),
+		cmp.Comparer(func(x, y *kv.Geometry) bool { return x.Fingerprint() == y.Fingerprint() }))
 }
 
 // The encoding is a promise to other versions: it changes with codecVersion only.
@@ -84,7 +87,7 @@ func TestCodec_RefusesToEncodeWhatIsOutOfLimits(t *testing.T) {
 		"geometry":  func(d *Descriptor) { d.Geometry = nil },
 		"entity":    func(d *Descriptor) { d.Entity = long },
 		"session":   func(d *Descriptor) { d.Session = long },
-		"order":     func(d *Descriptor) { d.Pages = []page.ID{4, 1, 11} },
+		"apart":     func(d *Descriptor) { d.Pages = []page.ID{4, 1, 4} },
 		"twice":     func(d *Descriptor) { d.Pages = []page.ID{1, 1, 11} },
 		"below":     func(d *Descriptor) { d.Pages = []page.ID{-1, 1, 11} },
 		"sink":      func(d *Descriptor) { d.Pages = []page.ID{0, 1, 11} },
@@ -185,5 +188,35 @@ func FuzzDecode(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		checkDecode(t, b)
 		checkDecode(t, resum(slices.Clone(b)))
+	})
+}
+
+// A descriptor keeps the order of a sequence, and finds each page of it in any order.
+func TestDescriptor_KeepsTheOrderOfItsPages(t *testing.T) {
+	geometry := must(shape.LayerMajor())(t)
+	rapid.Check(t, func(t *rapid.T) {
+		pages := rapid.SliceOfNDistinct(rapid.Int32Range(1, 11), 1, 11, rapid.ID[int32]).Draw(t, "pages")
+		d := &Descriptor{Geometry: geometry}
+		for _, id := range pages {
+			d.Pages = append(d.Pages, page.ID(id))
+		}
+		b, err := d.AppendBinary(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d, err = Decode(b); err != nil {
+			t.Fatal(err)
+		}
+		for id := range page.ID(12) {
+			after := rapid.IntRange(-1, len(pages)).Draw(t, "found before")
+			at, ok := d.published(id, after)
+			if want := slices.Index(pages, int32(id)); ok != (want >= 0) || ok && at != want {
+				t.Errorf("page %d is at %d, %t, want %d", id, at, ok, want)
+			}
+		}
+		d.Pages = append(d.Pages, d.Pages[0])
+		if _, err := d.AppendBinary(nil); !errors.Is(err, fault.Invalid) {
+			t.Errorf("a page twice: %v, want kind invalid", err)
+		}
 	})
 }

@@ -1,6 +1,7 @@
 package transfer
 
 import (
+	"cmp"
 	"crypto/rand"
 	"encoding/hex"
 	"fmt"
@@ -61,9 +62,11 @@ type Descriptor struct {
 	Leases   bool      // the pages keep their bytes until the epoch moves or the lease expires
 	Expires  time.Time // by the owner's clock; zero when no pages are published
 	Geometry *kv.Geometry
-	Pages    []page.ID // published, ascending
+	Pages    []page.ID // published, in the order in which they were named
 	Sums     []Sum     // of Pages, where the owner's host has seen their bytes; else none
 	Offers   []Offer   // in the owner's order of preference
+
+	order []uint32 // positions of Pages by ascending id; nil where they ascend anyway
 }
 
 // check refuses a descriptor that is out of its limits. Kind: fault.Invalid.
@@ -89,9 +92,12 @@ func (d *Descriptor) check() error {
 	}
 	first := firstPage(d.Geometry)
 	for i, id := range d.Pages {
-		if id < first || int(id) >= d.Geometry.Pages() || i > 0 && id <= d.Pages[i-1] {
-			return fault.New(fault.Invalid, "descriptor.Pages", "page %d, number %d of the list: ids ascend, in %d … %d", id, i, first, d.Geometry.Pages()-1)
+		if id < first || int(id) >= d.Geometry.Pages() {
+			return fault.New(fault.Invalid, "descriptor.Pages", "page %d, number %d of the list, is not in %d … %d", id, i, first, d.Geometry.Pages()-1)
 		}
+	}
+	if _, err := orderOf(d.Pages); err != nil {
+		return err
 	}
 	for i, o := range d.Offers {
 		switch at := fmt.Sprintf("descriptor.Offers[%d]", i); {
@@ -106,13 +112,43 @@ func (d *Descriptor) check() error {
 	return nil
 }
 
+// orderOf returns the positions of pages by ascending id, nil where they ascend anyway.
+// Kind: fault.Invalid (a page that is named twice).
+func orderOf(pages []page.ID) ([]uint32, error) {
+	ascend := true
+	for i := 1; i < len(pages) && ascend; i++ {
+		ascend = pages[i-1] < pages[i]
+	}
+	if ascend {
+		return nil, nil
+	}
+	order := make([]uint32, len(pages))
+	for i := range order {
+		order[i] = uint32(i)
+	}
+	slices.SortFunc(order, func(a, b uint32) int { return cmp.Compare(pages[a], pages[b]) })
+	for i := 1; i < len(order); i++ {
+		if id := pages[order[i]]; id == pages[order[i-1]] {
+			return nil, fault.New(fault.Invalid, "descriptor.Pages", "page %d is named twice", id)
+		}
+	}
+	return order, nil
+}
+
 // published returns the position of page id in d.Pages, given where the page before it
-// was found: lists mostly ascend.
+// was found: most reads are of pages in the order in which they were published.
 func (d *Descriptor) published(id page.ID, after int) (int, bool) {
 	if next := after + 1; next < len(d.Pages) && d.Pages[next] == id {
 		return next, true
 	}
-	return slices.BinarySearch(d.Pages, id)
+	if d.order == nil {
+		return slices.BinarySearch(d.Pages, id)
+	}
+	at, ok := slices.BinarySearchFunc(d.order, id, func(i uint32, id page.ID) int { return cmp.Compare(d.Pages[i], id) })
+	if !ok {
+		return 0, false
+	}
+	return int(d.order[at]), true
 }
 
 // firstPage returns the first page that tokens lie in: the sink is nobody's.

@@ -68,16 +68,16 @@ type PublisherOptions struct {
 	// MaxTTL bounds a lease, so that a reader that nobody sees go holds pages for that
 	// long at most. 0 means 10 minutes.
 	MaxTTL time.Duration
-	// Grace is how long a publication stays after its last reader has gone without an
-	// acknowledgement, where the engine sees that: time enough to come back, and the
-	// bound on what a dead reader holds. 0 means 2 s.
+	// Grace is how long a publication stays when nobody reads it any more, and nobody is
+	// awaited but readers that have gone without an acknowledgement, where the engine sees
+	// that: time enough to come back, and the bound on what dead readers hold. 0 means 2 s.
 	Grace time.Duration
 }
 
 // Lease is what [Publisher.Publish] is asked for.
 type Lease struct {
-	Pages []page.ID
-	Sums  []Sum // of Pages, in their order; none where the host has not seen the bytes
+	Pages []page.ID // in any order, each once; a descriptor keeps it
+	Sums  []Sum     // of Pages, in their order; none where the host has not seen the bytes
 	TTL   time.Duration
 	// Readers is how many will acknowledge, which ends the publication; 0 means 1.
 	Readers int
@@ -89,10 +89,11 @@ type Lease struct {
 // # A publication
 //
 // Publish holds the pages and takes an epoch word. The publication ends once, by what
-// comes first: its readers' acknowledgements, their end, End, the lease's expiry, Close. Then the word grows, and only
-// after that the pages are released: who reads the word unchanged behind the last byte
-// has read what was published. The next publication that takes the word gets a larger
-// count.
+// comes first: its readers' acknowledgements, their end, End, the lease's expiry, Close.
+// Then the word grows, and only after that the pages are released: who reads the word
+// unchanged behind the last byte has read what was published. The next publication that
+// takes the word gets a larger count; none has the count 0, which is what memory has
+// that nobody wrote.
 type Publisher struct {
 	o       PublisherOptions
 	words   *device.Memory
@@ -109,10 +110,20 @@ type Publisher struct {
 
 type publication struct {
 	pages   []page.ID
-	timer   *time.Timer
-	expires time.Time
-	awaited int // acknowledgements that will come
-	joined  int // readers that are connected
+	timer   *time.Timer // calls expire
+	expires time.Time   // by the clock that nobody sets
+	ends    time.Time   // what timer is set to: at most expires
+	awaited int         // acknowledgements that will come
+	joined  int         // readers that are connected
+	gone    int         // readers that have gone without an acknowledgement, and not come back
+}
+
+// until has the timer end the publication at t, or when the lease is over.
+func (pub *publication) until(t time.Time) {
+	if pub.ends = t; t.After(pub.expires) {
+		pub.ends = pub.expires
+	}
+	pub.timer.Reset(time.Until(pub.ends))
 }
 
 // NewPublisher returns a publisher with nothing published. Kinds: fault.Invalid
@@ -146,7 +157,11 @@ func NewPublisher(o PublisherOptions) (*Publisher, error) {
 		return nil, err
 	}
 	for i := range uint32(o.Publications) {
-		p.free = append(p.free, uint32(o.Publications)-1-i)
+		word := uint32(o.Publications) - 1 - i
+		if _, err := p.words.AddUint64(int64(word)*wordBytes, 1); err != nil {
+			return nil, errors.Join(err, p.words.Free())
+		}
+		p.free = append(p.free, word)
 	}
 	for _, e := range o.Engines {
 		offer, withdraw, err := e.Offer(Export{Owner: o.Owner, Cache: o.Cache, Words: p.words, Join: p.join})
@@ -207,14 +222,16 @@ func (p *Publisher) Publish(l Lease) (*Descriptor, error) {
 	}
 	switch {
 	case l.TTL <= 0 || l.TTL > p.o.MaxTTL:
-		return nil, fault.New(fault.Invalid, "lease", "%v is not more than 0 and at most %v", l.TTL, p.o.MaxTTL)
+		return nil, fault.New(fault.Invalid, "lease", "its time %v is not more than 0 and at most %v", l.TTL, p.o.MaxTTL).
+			Hint("choose another time, or allow a longer one: PublisherOptions.MaxTTL")
 	case l.Readers < 0:
 		return nil, fault.New(fault.Invalid, "lease", "%d readers", l.Readers)
 	}
-	if d.Pages, d.Sums, err = sorted(l.Pages, l.Sums); err != nil {
+	d.Pages, d.Sums = slices.Clone(l.Pages), slices.Clone(l.Sums)
+	if err := d.check(); err != nil {
 		return nil, err
 	}
-	if err := d.check(); err != nil {
+	if d.order, err = orderOf(d.Pages); err != nil {
 		return nil, err
 	}
 
@@ -238,36 +255,13 @@ func (p *Publisher) Publish(l Lease) (*Descriptor, error) {
 		}
 	}
 	p.free = p.free[:len(p.free)-1]
-	d.Epoch, d.Expires = Epoch{Word: word, Count: count}, time.Now().Add(l.TTL).Round(0)
-	p.live[d.Epoch] = &publication{
-		pages:   slices.Clone(d.Pages),                                // the descriptor is the caller's
-		timer:   time.AfterFunc(l.TTL, func() { _ = p.End(d.Epoch) }), // ended before, or kept for Close
-		expires: d.Expires, awaited: max(l.Readers, 1),
+	e, expires := Epoch{Word: word, Count: count}, time.Now().Add(l.TTL)
+	d.Epoch, d.Expires = e, expires.Round(0)
+	p.live[e] = &publication{ // of copies: the descriptor is the caller's
+		pages: slices.Clone(d.Pages), timer: time.AfterFunc(l.TTL, func() { p.expire(e) }),
+		expires: expires, ends: expires, awaited: max(l.Readers, 1),
 	}
 	return d, nil
-}
-
-// sorted returns copies of pages, ascending, and of their sums.
-func sorted(pages []page.ID, sums []Sum) ([]page.ID, []Sum, error) {
-	if len(sums) > 0 && len(sums) != len(pages) {
-		return nil, nil, fault.New(fault.Invalid, "sums", "%d of %d pages", len(sums), len(pages))
-	}
-	if slices.IsSorted(pages) {
-		return slices.Clone(pages), slices.Clone(sums), nil
-	}
-	order := make([]int, len(pages))
-	for i := range order {
-		order[i] = i
-	}
-	slices.SortFunc(order, func(a, b int) int { return int(pages[a]) - int(pages[b]) })
-	toPages, toSums := make([]page.ID, len(pages)), make([]Sum, len(sums))
-	for i, from := range order {
-		toPages[i] = pages[from]
-		if len(sums) > 0 {
-			toSums[i] = sums[from]
-		}
-	}
-	return toPages, toSums, nil
 }
 
 // Ack is a reader's acknowledgement, as it came on the channel by which descriptors go:
@@ -280,11 +274,12 @@ func (p *Publisher) Ack(owner OwnerID, e Epoch) error {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if pub := p.live[e]; pub != nil && pub.awaited > 1 {
-		pub.awaited--
-		return nil
+	pub := p.live[e]
+	if pub == nil {
+		return p.end(e)
 	}
-	return p.end(e)
+	pub.awaited--
+	return p.settle(e, pub)
 }
 
 // join implements [Export.Join].
@@ -296,7 +291,10 @@ func (p *Publisher) join(e Epoch) (leave func(done bool)) {
 		return nil
 	}
 	if pub.joined++; pub.joined == 1 {
-		pub.timer.Reset(time.Until(pub.expires))
+		pub.until(pub.expires)
+	}
+	if pub.gone >= pub.awaited {
+		pub.gone-- // nobody else is awaited: it has come back
 	}
 	return func(done bool) {
 		p.mu.Lock()
@@ -307,13 +305,31 @@ func (p *Publisher) join(e Epoch) (leave func(done bool)) {
 		pub.joined--
 		if done {
 			pub.awaited--
+		} else {
+			pub.gone++
 		}
-		switch {
-		case pub.awaited == 0:
-			_ = p.end(e) // what a holder failed to release is kept for Close
-		case pub.joined == 0 && !done:
-			pub.timer.Reset(min(time.Until(pub.expires), p.o.Grace))
-		}
+		_ = p.settle(e, pub) // what a holder failed to release is kept for Close
+	}
+}
+
+// settle ends a publication that nobody awaits, and soon one that only those await who
+// have gone. The caller holds mu.
+func (p *Publisher) settle(e Epoch, pub *publication) error {
+	switch {
+	case pub.awaited <= 0:
+		return p.end(e)
+	case pub.joined == 0 && pub.gone >= pub.awaited:
+		pub.until(time.Now().Add(p.o.Grace))
+	}
+	return nil
+}
+
+// expire ends a publication when its time is over, unless it was given more meanwhile.
+func (p *Publisher) expire(e Epoch) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if pub := p.live[e]; pub != nil && !time.Now().Before(pub.ends) {
+		_ = p.end(e) // what a holder failed to release is kept for Close
 	}
 }
 

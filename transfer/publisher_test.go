@@ -33,8 +33,8 @@ func TestPublisher_LeaseEndsOnce(t *testing.T) {
 				p := pair.publish(PublisherOptions{Holder: HoldArena(pair.arena)})
 				began := time.Now()
 				d := must(p.Publish(Lease{Pages: []page.ID{5, 2, 9}, Sums: []Sum{{5, 5}, {2, 2}, {9, 9}}, TTL: time.Minute}))(t)
-				if !d.Leases || !d.Expires.Equal(began.Add(time.Minute)) || !slices.Equal(d.Pages, []page.ID{2, 5, 9}) ||
-					!slices.Equal(d.Sums, []Sum{{2, 2}, {5, 5}, {9, 9}}) {
+				if !d.Leases || !d.Expires.Equal(began.Add(time.Minute)) || !slices.Equal(d.Pages, []page.ID{5, 2, 9}) ||
+					!slices.Equal(d.Sums, []Sum{{5, 5}, {2, 2}, {9, 9}}) {
 					t.Errorf("leases %t until %v of pages %v with sums %v", d.Leases, d.Expires, d.Pages, d.Sums)
 				}
 				must(pair.arena.Release(pair.pages))(t)
@@ -82,17 +82,18 @@ func TestPublisher_WordGrowsBeforePagesAreReleased(t *testing.T) {
 	h := &orderly{}
 	p := pair.publish(PublisherOptions{Holder: h, Publications: 1})
 	h.word = func() uint64 { return must(pair.engine.words.LoadUint64(0))(t) }
-	for i := range uint64(3) {
+	for n := range 3 {
+		i := uint64(n + 1)
 		d := must(p.Publish(Lease{Pages: []page.ID{3, 1}, TTL: time.Minute}))(t)
-		if d.Epoch != (Epoch{Word: 0, Count: i}) || h.held != i || !slices.Equal(h.heldPages, []page.ID{1, 3}) {
+		if d.Epoch != (Epoch{Word: 0, Count: i}) || h.held != i || !slices.Equal(h.heldPages, []page.ID{3, 1}) {
 			t.Errorf("publication %d has epoch %v; pages %v were held at %d", i, d.Epoch, h.heldPages, h.held)
 		}
 		if _, err := p.Publish(Lease{Pages: []page.ID{4}, TTL: time.Minute}); !errors.Is(err, fault.Full) {
 			t.Errorf("more than Publications: error %v, want kind full", err)
 		}
 		noError(t, p.End(d.Epoch))
-		if h.released[i] != i+1 {
-			t.Errorf("pages were released at %d, want %d", h.released[i], i+1)
+		if h.released[n] != i+1 {
+			t.Errorf("pages were released at %d, want %d", h.released[n], i+1)
 		}
 	}
 }
@@ -229,6 +230,71 @@ func TestPublisher_EndsWithItsReaders(t *testing.T) {
 			runtime.Gosched()
 		}
 	})
+}
+
+// A reader that dies takes nothing from those that are still to come, and holds nothing
+// once they are done.
+func TestPublisher_OutlastsOneOfTwoReaders(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		last func(t *testing.T, p *Publisher, d *Descriptor, join func() func(bool))
+	}{
+		{"the other one joins and leaves", func(_ *testing.T, _ *Publisher, _ *Descriptor, join func() func(bool)) { join()(true) }},
+		{"the other one acknowledges elsewhere", func(t *testing.T, p *Publisher, d *Descriptor, _ func() func(bool)) {
+			t.Helper()
+			noError(t, p.Ack(d.Owner, d.Epoch))
+		}},
+		{"the other one dies too", func(_ *testing.T, _ *Publisher, _ *Descriptor, join func() func(bool)) { join()(false) }},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				pair := newPair(t)
+				p := pair.publish(PublisherOptions{Grace: time.Second})
+				d := must(p.Publish(Lease{Pages: []page.ID{1}, TTL: 10 * time.Minute, Readers: 2}))(t)
+				join := func() func(bool) { return pair.engine.join(d.Epoch) }
+				join()(false)
+				<-time.After(time.Minute)
+				if p.Leased() != 1 {
+					t.Fatal("one reader's death has ended what the other one was promised")
+				}
+				test.last(t, p, d, join)
+				<-time.After(2 * time.Second)
+				if p.Leased() != 0 {
+					t.Error("a dead reader holds pages")
+				}
+			})
+		})
+	}
+}
+
+// A descriptor is the caller's as soon as it is there.
+func TestPublisher_ExpiresWhateverBecomesOfTheDescriptor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		pair := newPair(t)
+		p := pair.publish(PublisherOptions{})
+		d := must(p.Publish(Lease{Pages: []page.ID{1, 2}, TTL: time.Minute}))(t)
+		d.Epoch, d.Pages[0], d.Expires = Epoch{Word: 9, Count: 9}, 7, time.Time{}
+		<-time.After(time.Minute)
+		synctest.Wait()
+		if p.Leased() != 0 {
+			t.Error("the lease has not expired")
+		}
+	})
+}
+
+// Memory that nobody wrote is no publication's word, and an epoch that nobody filled in
+// names none.
+func TestPublisher_CountsFromOne(t *testing.T) {
+	pair := newPair(t)
+	p := pair.publish(PublisherOptions{Publications: 2})
+	for range 2 {
+		if d := must(p.Publish(Lease{Pages: []page.ID{1}, TTL: time.Minute}))(t); d.Epoch.Count != 1 {
+			t.Errorf("a first publication has the epoch %v", d.Epoch)
+		}
+	}
+	if pair.engine.join(Epoch{}) != nil {
+		t.Error("somebody joins the epoch zero")
+	}
 }
 
 // Who comes back within the grace has the lease as it was.

@@ -232,11 +232,14 @@ func TestVisitor_ForgetsWhatHasEnded(t *testing.T) {
 	x := p.owner.exports[p.d.Owner]
 	x.Join = func(transfer.Epoch) func(bool) { return func(bool) { left++ } }
 	v := &visitor{e: p.owner, tcp: dial(t, p.owner.Addr()), x: x, sweep: leastSweep}
-	noError(t, v.join(transfer.Epoch{})) // the word is at 0: this one is there
+	count, err := x.Words.LoadUint64(0)
+	noError(t, err)
+	there := transfer.Epoch{Count: count}
+	noError(t, v.join(there))
 	for i := range uint64(10 * leastSweep) {
-		noError(t, v.join(transfer.Epoch{Count: 1 + i}))
+		noError(t, v.join(transfer.Epoch{Count: count + 1 + i}))
 	}
-	if len(v.joined) > leastSweep || v.joined[transfer.Epoch{}] == nil {
+	if len(v.joined) > leastSweep || v.joined[there] == nil {
 		t.Errorf("%d are joined", len(v.joined))
 	}
 	v.leave()

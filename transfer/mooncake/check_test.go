@@ -115,6 +115,15 @@ func TestCheck_SaysThatTheExecutableIsNone(t *testing.T) {
 	}
 }
 
+// A program that doesn't know the verb does what it always does: it must not start itself
+// again and again.
+func TestCheck_StartsNoChildOfAChild(t *testing.T) {
+	t.Setenv("KVFERRY_MOONCAKE_CHILD", "1")
+	if _, err := mooncake.Check(t.Context(), mooncake.Options{Libraries: []string{"x.so"}}); !errors.Is(err, fault.Unsupported) || fault.RemedyOf(err) == "" {
+		t.Errorf("error %v, want kind unsupported and a remedy", err)
+	}
+}
+
 // A library that never answers is left at the end of the context, with its process.
 func TestCheck_EndsWithItsContext(t *testing.T) {
 	leavesNothing(t)

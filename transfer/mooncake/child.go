@@ -27,6 +27,10 @@ const (
 	lineBytes  = 1 << 10
 )
 
+// childVariable is set in children. A program that doesn't know its verb, and so does
+// again what it does, starts no other.
+const childVariable = "KVFERRY_MOONCAKE_CHILD"
+
 // child is a worker in a process of its own. It ends the process when that doesn't do
 // what it must in time, and nothing that it runs is over before the process is: memory
 // that a call had the child write is written by nobody when the call returns.
@@ -53,10 +57,19 @@ type child struct {
 
 var _ worker = (*child)(nil)
 
-// startChild starts a process and has it load the library. Others can reach it only if it
-// serves. Kinds: fault.Device (it dies,
+// purpose is what a child is for.
+type purpose struct {
+	serves bool // offers: others can reach it
+	ipv6   bool // it reads from an address of that family, or offers at one
+}
+
+// startChild starts a process and has it load the library. Kinds: fault.Device (it dies,
 // with what it said), fault.NotFound, fault.Unsupported, fault.Invalid.
-func startChild(ctx context.Context, o *Options, serves bool) (c *child, err error) {
+func startChild(ctx context.Context, o *Options, p purpose) (c *child, err error) {
+	if os.Getenv(childVariable) != "" {
+		return nil, fault.New(fault.Unsupported, "child process", "this is one, and a child has none").
+			Hint("a program that embeds kvferry calls mooncake.Serve when its argument is %s; or name kvferry: Options.Executable", Verb)
+	}
 	executable := o.Executable
 	if executable == "" {
 		if executable, err = os.Executable(); err != nil {
@@ -79,7 +92,7 @@ func startChild(ctx context.Context, o *Options, serves bool) (c *child, err err
 		conn: conn.(*net.UnixConn),                                        //nolint:errcheck // of that family
 		said: &tail{log: o.Log}, patience: o.Patience, calls: map[uint64]chan *frame{}, gone: make(chan struct{}),
 	}
-	c.cmd.Env = environ(os.Environ(), o)
+	c.cmd.Env = append(environ(os.Environ(), o, p.ipv6), childVariable+"=1")
 	c.cmd.ExtraFiles, c.cmd.Stderr = []*os.File{theirs}, c.said
 	c.cmd.WaitDelay = time.Second // for what it may have started and left
 	// It ends with its parent, and signals from the terminal are the parent's.
@@ -97,7 +110,7 @@ func startChild(ctx context.Context, o *Options, serves bool) (c *child, err err
 
 	ctx, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()
-	answer, err := c.call(ctx, &frame{kind: startCall, config: o.config(serves)}, nil)
+	answer, err := c.call(ctx, &frame{kind: startCall, config: o.config(p.serves)}, nil)
 	if err == nil {
 		r := &body{rest: answer}
 		if c.name, c.release = r.text(), r.text(); r.bad {

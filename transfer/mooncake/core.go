@@ -28,7 +28,12 @@ const (
 	tries      = 3
 	retryPause = 2 * time.Millisecond // before the second try; four times that before the third
 
-	pollFirst, pollMost = 20 * time.Microsecond, 200 * time.Microsecond
+	// A batch is looked at less and less often, but for small ones, which are over sooner:
+	// each look takes time from the library's thread.
+	pollFirst = 20 * time.Microsecond
+	pollLeast = 100 * time.Microsecond
+	pollMost  = time.Millisecond
+	pollBytes = 16 // a nanosecond; more than any link has
 )
 
 // request is one read: bytes at remote, an address of the owner's worker, to local, an
@@ -271,6 +276,7 @@ type batch struct {
 	attempt  int
 	refused  bool // in part or whole, when it was submitted
 	began    time.Time
+	longest  time.Duration // pause between two looks at it
 }
 
 // run is read, to regions or into a block.
@@ -302,7 +308,7 @@ func (c *core) run(stop <-chan struct{}, s *segment, requests []request, into *d
 		case len(flying) == 0: // stop ended the wait for a slot
 		case !c.over(&flying[0]):
 			nap(pause)
-			pause = min(2*pause, pollMost)
+			pause = min(2*pause, flying[0].longest)
 		default:
 			b := flying[0]
 			flying = append(flying[:0], flying[1:]...)
@@ -360,7 +366,7 @@ func (c *core) start(s *segment, b *batch, into *dl.Block) (err error) {
 			c.blocks.Put(b.block)
 		}
 	}()
-	w := b.block.Words
+	w, bytes := b.block.Words, 0
 	c.mu.Lock()
 	for i := range b.requests {
 		q := &b.requests[i]
@@ -371,10 +377,12 @@ func (c *core) start(s *segment, b *batch, into *dl.Block) (err error) {
 			c.mu.Unlock()
 			return err
 		}
+		bytes += int(q.bytes)
 		at := w[i*requestWords:][:requestWords]
 		at[0], at[1], at[2], at[3], at[4] = opRead, uint64(to), uint64(uint32(s.id)), q.remote, uint64(q.bytes)
 	}
 	c.mu.Unlock()
+	b.longest = min(max(time.Duration(bytes/pollBytes), pollLeast), pollMost)
 	n := uintptr(len(b.requests))
 	if b.id = c.lib.newBatch.Call(c.engine, n); b.id == invalidBatch {
 		return fault.New(fault.Memory, "mooncake", "a batch of %d requests can't be made", n)

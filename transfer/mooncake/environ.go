@@ -26,8 +26,9 @@ const (
 )
 
 // environ returns the environment of the library: base with what it must have, and
-// without what must not be there. The site's other settings stay.
-func environ(base []string, o *Options) []string {
+// without what must not be there. The site's other settings stay. ipv6 says that peers
+// have such addresses.
+func environ(base []string, o *Options, ipv6 bool) []string {
 	force := map[string]string{
 		// Without it the build for Ascend starts a transport that needs Ascend's libraries.
 		"MC_FORCE_TCP":                "1",
@@ -40,7 +41,10 @@ func environ(base []string, o *Options) []string {
 		"MC_TCP_LANES_PER_PEER":         strconv.Itoa(lanes),
 		// Of either framing only the one that is acknowledged; of either engine the one
 		// that is bound here.
-		"MC_TCP_PROTO": "", "MC_USE_TENT": "", "MC_USE_TEV1": "",
+		"MC_TCP_PROTO": "", "MC_USE_TENT": "", "MC_USE_TEV1": "", "MC_USE_IPV6": "",
+	}
+	if ipv6 { // without it owners there are not reached, and with it there must be IPv6
+		force["MC_USE_IPV6"] = "1"
 	}
 	if o.Protocol == protocolRDMA {
 		force["MC_FORCE_TCP"] = ""
@@ -70,12 +74,12 @@ func environ(base []string, o *Options) []string {
 // setEnviron makes environ this process's own, for a library that is in it.
 func setEnviron(o *Options) error {
 	want := map[string]string{}
-	for _, s := range environ(os.Environ(), o) {
+	for _, s := range environ(os.Environ(), o, isIPv6(o.Listen)) {
 		if name, value, _ := strings.Cut(s, "="); strings.HasPrefix(name, "MC_") {
 			want[name] = value
 		}
 	}
-	for _, name := range []string{"MC_FORCE_TCP", "MC_TCP_PROTO", "MC_USE_TENT", "MC_USE_TEV1"} {
+	for _, name := range []string{"MC_FORCE_TCP", "MC_TCP_PROTO", "MC_USE_TENT", "MC_USE_TEV1", "MC_USE_IPV6"} {
 		if want[name] == "" {
 			if err := os.Unsetenv(name); err != nil {
 				return err
@@ -88,6 +92,15 @@ func setEnviron(o *Options) error {
 		}
 	}
 	return nil
+}
+
+// isIPv6 says whether a host, or a host with a port, is an address of that family.
+func isIPv6(s string) bool {
+	if host, _, err := net.SplitHostPort(s); err == nil {
+		s = host
+	}
+	a, err := netip.ParseAddr(s)
+	return err == nil && a.Is6() && !a.Is4In6()
 }
 
 func seconds(d time.Duration) string {

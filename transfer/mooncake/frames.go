@@ -24,7 +24,7 @@ const (
 	requestBytes  = 24
 	wordCallBytes = 12
 	pieceBytes    = 24
-	frameRequests = 1024 // of one readCall
+	frameRequests = 2560 // of one readCall
 	maxLibraries  = 64
 )
 

@@ -126,7 +126,7 @@ func newBench(tb testing.TB, o mooncake.Options) *bench {
 	host := must(device.OpenHost(device.HostOptions{}))(tb)
 	b.cache = must(kv.NewCache(must(big.LayerMajor())(tb), host))(tb)
 	b.image = must(kv.NewCache(must(big.LayerMajor())(tb), host))(tb)
-	noError(tb, transfertest.Fill(b.image, bigSeed, ids(0, big.Pages)))
+	noError(tb, transfertest.Fill(b.image, bigSeed, ids(5, 2)))
 	s := must(side(o))(tb)
 	b.reader = must(transfer.NewReader(transfer.Options{Cache: b.cache, Device: host, Engines: []transfer.Engine{s.Engine}, Deadline: patience}))(tb)
 	tb.Cleanup(func() {

@@ -27,7 +27,8 @@ type Options struct {
 	// Required.
 	Libraries []string
 	// Listen is the address of this host at which others reach what is offered. Nothing
-	// is offered without: whoever reaches the ports of an owner reads its cache.
+	// is offered without: whoever reaches the ports of an owner reads its cache. In this
+	// process its family is that of all peers, and the library listens on every address.
 	Listen string
 	// Metadata is how owners find each other: "" means that they ask each other, the only
 	// other choice is an HTTP server of Mooncake's metadata, as http://host:port/metadata.
@@ -294,7 +295,7 @@ func (e *Engine) server(ctx context.Context) (worker, error) {
 	if e.serving != nil && !closed(e.serving.gone) {
 		return e.serving, nil
 	}
-	c, err := e.starts.start(ctx, &e.o, true)
+	c, err := e.starts.start(ctx, &e.o, purpose{serves: true, ipv6: isIPv6(e.o.Listen)})
 	if err != nil {
 		return nil, err
 	}
@@ -332,7 +333,7 @@ func (e *Engine) Open(ctx context.Context, t transfer.Target, d *transfer.Descri
 }
 
 func (e *Engine) open(ctx context.Context, t transfer.Target, d *transfer.Descriptor, o *Offer) (transfer.Source, error) {
-	w, err := e.reader(ctx)
+	w, err := e.reader(ctx, o.Segment)
 	if err != nil {
 		return nil, given(ctx, err)
 	}
@@ -352,7 +353,7 @@ func given(ctx context.Context, err error) error {
 }
 
 // reader returns a worker for one owner.
-func (e *Engine) reader(ctx context.Context) (worker, error) {
+func (e *Engine) reader(ctx context.Context, owner string) (worker, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -370,7 +371,7 @@ func (e *Engine) reader(ctx context.Context) (worker, error) {
 	}
 	e.mu.Unlock()
 	defer e.mu.Lock()
-	c, err := e.starts.start(ctx, &e.o, false)
+	c, err := e.starts.start(ctx, &e.o, purpose{ipv6: isIPv6(owner)})
 	if err != nil {
 		return nil, err
 	}

@@ -21,7 +21,7 @@ func TestEnviron_ForcesAndClears(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := environ([]string{"HOME=/h", "MC_FORCE_TCP=0", "MC_USE_TENT=1", "MC_TCP_PROTO=1", "MC_GID_INDEX=3", "MC_TCP_SLICE_SIZE=5"}, &o)
+	got := environ([]string{"HOME=/h", "MC_FORCE_TCP=0", "MC_USE_TENT=1", "MC_TCP_PROTO=1", "MC_GID_INDEX=3", "MC_TCP_SLICE_SIZE=5", "MC_USE_IPV6=1"}, &o, false)
 	want := []string{
 		"HOME=/h", "MC_GID_INDEX=3", "MC_FORCE_TCP=1", "MC_LOG_LEVEL=WARNING", "MC_TCP_BIND_ADDRESS=192.0.2.7",
 		"MC_TCP_ENABLE_CONNECTION_POOL=1", "MC_TCP_LANES_PER_PEER=8", "MC_TCP_PROGRESS_TIMEOUT_SEC=3", "MC_TCP_SLICE_SIZE=1048576", "MC_TCP_STATUS_TIMEOUT_SEC=3",
@@ -30,8 +30,8 @@ func TestEnviron_ForcesAndClears(t *testing.T) {
 		t.Errorf("(-want +got):\n%s", d)
 	}
 	o.Protocol = protocolRDMA
-	if got := environ([]string{"MC_FORCE_TCP=1", "MC_LOG_LEVEL=INFO"}, &o); slices.Contains(got, "MC_FORCE_TCP=1") || !slices.Contains(got, "MC_LOG_LEVEL=INFO") {
-		t.Errorf("with rdma, and a log level of the site's: %v", got)
+	if got := environ([]string{"MC_FORCE_TCP=1", "MC_LOG_LEVEL=INFO"}, &o, true); slices.Contains(got, "MC_FORCE_TCP=1") || !slices.Contains(got, "MC_LOG_LEVEL=INFO") || !slices.Contains(got, "MC_USE_IPV6=1") {
+		t.Errorf("with rdma, IPv6 and a log level of the site's: %v", got)
 	}
 }
 

@@ -130,8 +130,27 @@ func TestEngine_FindsOwnersByAServer(t *testing.T) {
 	}
 }
 
-// A read costs this process some allocations for every 1024 requests, and none for a page.
+// An owner is read at any address of its host, of either family.
+func TestEngine_ListensWhereItIsTold(t *testing.T) {
+	leavesNothing(t)
+	libraries := need(t)
+	c := big
+	c.Pages = 8
+	b := newBench(t, mooncake.Options{})
+	for _, listen := range []string{"127.0.0.2", "::1"} {
+		e := must(mooncake.New(mooncake.Options{Libraries: libraries, Listen: listen}))(t)
+		served := must(transfertest.Serve(transfertest.Side{Engine: e}, must(c.PageMajor())(t), bigSeed))(t)
+		d := must(transfer.Decode(must(served.Publish(ids(0, c.Pages), true, time.Minute))(t)))(t)
+		b.readsAgain(d)
+		noError(t, errors.Join(served.Close(), e.Close()))
+	}
+}
+
+// A read costs this process some allocations for every frame of requests, and none for a page.
 func TestChild_AllocatesNothingForAPage(t *testing.T) {
+	if raced {
+		t.Skip("sync.Pool forgets with the race detector")
+	}
 	leavesNothing(t)
 	o := startOwner(t, "child")
 	b := newBench(t, mooncake.Options{})

@@ -20,11 +20,11 @@ type starts struct {
 }
 
 // start starts a child. Kinds: those of startChild.
-func (s *starts) start(ctx context.Context, o *Options, serves bool) (*child, error) {
+func (s *starts) start(ctx context.Context, o *Options, p purpose) (*child, error) {
 	if err := s.wait(time.Now()); err != nil {
 		return nil, err
 	}
-	c, err := startChild(ctx, o, serves)
+	c, err := startChild(ctx, o, p)
 	if err != nil && ctx.Err() == nil {
 		s.failed(err)
 	}
@@ -89,7 +89,7 @@ func Check(ctx context.Context, o Options) (Report, error) {
 	if o.InProcess {
 		w, err = newInside(&o)
 	} else {
-		w, err = startChild(ctx, &o, false)
+		w, err = startChild(ctx, &o, purpose{})
 	}
 	if err != nil {
 		return Report{}, err

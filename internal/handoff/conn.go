@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -23,9 +24,10 @@ type Peer struct{ PID, UID, GID int }
 // Conn is one connection. All methods but Close may be called from any goroutine, and
 // Receive by one at a time.
 type Conn struct {
-	socket *net.UnixConn
-	raw    rawConn
-	peer   Peer
+	socket  *net.UnixConn
+	raw     rawConn
+	peer    Peer
+	greeted atomic.Bool // the hello is over
 
 	mu     sync.Mutex
 	pidfd  [1]unix.PollFd // guarded by mu; of the peer
@@ -86,6 +88,7 @@ func Dial(ctx context.Context, name string, o DialOptions) (*Conn, *Hello, error
 		_ = c.Close()
 		return nil, nil, err
 	}
+	c.greeted.Store(true)
 	return c, h, nil
 }
 
@@ -210,8 +213,12 @@ func (c *Conn) Alive() bool {
 }
 
 // Send sends a frame if that can be done at once: it never waits for a process that may
-// be stopped. Kinds: fault.Busy (the other side does not read), fault.Closed.
+// be stopped. Kinds: fault.Busy (the other side does not read, or the hello is not over),
+// fault.Closed.
 func (c *Conn) Send(f Frame) error {
+	if !c.greeted.Load() { // who sends the hello has the socket until all of it was read
+		return fault.New(fault.Busy, "connection", "process %d has not read the hello", c.peer.PID)
+	}
 	var room [frameBytes]byte
 	return c.sendNow(f.append(room[:0]))
 }

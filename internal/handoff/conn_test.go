@@ -3,6 +3,8 @@ package handoff
 import (
 	"context"
 	"errors"
+	"io"
+	"net"
 	"os"
 	"testing"
 	"time"
@@ -196,4 +198,33 @@ func TestPidfdOf_WantsALiveConnection(t *testing.T) {
 	noError(t, unix.Close(pair[1]))
 	_, err = pidfdOf(pair[0], os.Getpid())
 	wantKind(t, err, fault.NotFound, "has closed the connection")
+}
+
+// A hello that nobody reads keeps no frame, and whoever sends one, waiting.
+func TestSend_WhileAHelloIsOnItsWay(t *testing.T) {
+	conns, over := make(chan *Conn), make(chan error)
+	l := listen(t, ListenOptions{Serve: func(ctx context.Context, c *Conn) {
+		conns <- c
+		over <- c.SendHello(ctx, make([]byte, MaxPayload), nil)
+		<-ctx.Done()
+	}})
+	socket, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: l.path, Net: "unixpacket"})
+	noError(t, err)
+	t.Cleanup(func() { _ = socket.Close() })
+	c := <-conns
+	head := make([]byte, headBytes)
+	_, err = io.ReadFull(socket, head) // so the hello has begun, and it has no end in sight
+	noError(t, err)
+	for range 100 {
+		sent := make(chan error, 1)
+		go func() { sent <- c.Send(Frame{Kind: Join}) }()
+		select {
+		case err := <-sent:
+			wantKind(t, err, fault.Busy, "hello")
+		case <-time.After(patience):
+			t.Fatal("Send waits for a peer that reads nothing")
+		}
+	}
+	noError(t, socket.Close())
+	wantKind(t, <-over, fault.Closed, "connection")
 }

@@ -102,8 +102,9 @@ func errHello(format string, args ...any) *fault.Error {
 }
 
 // SendHello sends what a listener hands over. The descriptors stay the caller's. It
-// returns when ctx ends at the latest. Kinds: fault.Invalid (too much of it), fault.Closed
-// (the other side has gone), fault.Full (too many descriptors on their way).
+// returns when ctx ends at the latest; after an error the connection is good for nothing
+// but Close. Kinds: fault.Invalid (too much of it), fault.Closed (the other side has gone),
+// fault.Full (too many descriptors on their way).
 func (c *Conn) SendHello(ctx context.Context, payload []byte, files []int) error {
 	switch {
 	case len(payload) > MaxPayload:
@@ -111,7 +112,7 @@ func (c *Conn) SendHello(ctx context.Context, payload []byte, files []int) error
 	case len(files) > MaxFiles:
 		return errHello("%d descriptors are more than %d", len(files), MaxFiles)
 	}
-	return c.within(ctx, c.socket.SetWriteDeadline, func() error {
+	err := c.within(ctx, c.socket.SetWriteDeadline, func() error {
 		b := appendHead(make([]byte, 0, headBytes+numberBytes+min(len(payload), chunkBytes)), head{payload: len(payload), files: len(files)})
 		if err := c.write(b, nil); err != nil {
 			return err
@@ -130,6 +131,8 @@ func (c *Conn) SendHello(ctx context.Context, payload []byte, files []int) error
 		}
 		return nil
 	})
+	c.greeted.Store(err == nil)
+	return err
 }
 
 func (c *Conn) write(b, rights []byte) error {

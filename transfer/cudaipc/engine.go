@@ -18,7 +18,12 @@ import (
 	"github.com/kvferry/kvferry/transfer"
 )
 
-const defaultLinger = time.Second
+const (
+	defaultLinger = time.Second
+
+	// greeting is how long a reader may take to receive what it is handed.
+	greeting = 10 * time.Second
+)
 
 // recalled is the frame by which an owner asks for its memory back: whoever has it open
 // closes it, and then the connection.
@@ -207,47 +212,15 @@ func (ex *export) serve(ctx context.Context, c *handoff.Conn) {
 		return
 	}
 	defer ex.leave(c)
-	joined := map[uint32]reading{} // by word: only one publication at a time has a word
-	defer func() {
-		for _, r := range joined {
-			r.leave(false)
-		}
-	}()
-	if err := c.SendHello(ctx, ex.payload, ex.files); err != nil {
+	hello, cancel := context.WithTimeout(ctx, greeting)
+	defer cancel()
+	if err := c.SendHello(hello, ex.payload, ex.files); err != nil {
 		return
 	}
-	for {
-		f, err := c.Receive(ctx)
-		if err != nil {
-			return
-		}
-		was, again := joined[f.Word]
-		switch f.Kind {
-		case handoff.Join:
-			if again && was.count >= f.Count {
-				continue
-			}
-			if leave := ex.Join(transfer.Epoch{Word: f.Word, Count: f.Count}); leave != nil {
-				if again {
-					was.leave(false) // it has ended, or the word were not free
-				}
-				joined[f.Word] = reading{f.Count, leave}
-			}
-		case handoff.Leave:
-			if again && was.count == f.Count {
-				delete(joined, f.Word)
-				was.leave(true)
-			}
-		default:
-			return // no reader of ours
-		}
-	}
-}
-
-// reading is a publication that a connected reader reads.
-type reading struct {
-	count uint64
-	leave func(done bool)
+	ex.greeted(c)
+	_ = c.ServeReader(ctx, func(word uint32, count uint64) func(bool) { // however it ends
+		return ex.Join(transfer.Epoch{Word: word, Count: count})
+	})
 }
 
 func (ex *export) enter(c *handoff.Conn) bool {
@@ -257,6 +230,16 @@ func (ex *export) enter(c *handoff.Conn) bool {
 		ex.conns[c] = struct{}{}
 	}
 	return !ex.closing
+}
+
+// greeted tells a reader that was in the middle of its hello what recall has told all
+// others: only now it can have the memory open, and be told.
+func (ex *export) greeted(c *handoff.Conn) {
+	ex.mu.Lock()
+	defer ex.mu.Unlock()
+	if ex.closing {
+		_ = c.Send(handoff.Frame{Kind: recalled})
+	}
 }
 
 func (ex *export) leave(c *handoff.Conn) {

@@ -27,14 +27,12 @@ type source struct {
 	route  *kv.Route
 	event  *event // nil: work is over when it is published
 	watch  sync.WaitGroup
+	joins  handoff.Joins
 
 	mapped []byte // the epoch words
 	words  *device.Memory
 
 	memory
-
-	mu     sync.Mutex
-	joined map[uint32]uint64 // guarded by mu; counts of publications, by their words
 }
 
 // memory is what a source has open.
@@ -55,7 +53,7 @@ type memory struct {
 //
 // Kinds: fault.Invalid (an offer or a grant that is none, or another owner's; this very
 // process), fault.Unsupported (a target elsewhere than on the engine's device; another
-// device than the owner's), fault.NotFound (the owner has gone), fault.Busy (memory of a
+// device than the owner's; an owner in another PID namespace), fault.NotFound (the owner has gone), fault.Busy (memory of a
 // dead process, whose handle was given again, is still being read), fault.Device (the
 // library doesn't open it).
 func (e *Engine) Open(ctx context.Context, t transfer.Target, d *transfer.Descriptor, offer []byte) (_ transfer.Source, err error) {
@@ -70,7 +68,7 @@ func (e *Engine) Open(ctx context.Context, t transfer.Target, d *transfer.Descri
 	case err != nil:
 		return nil, err
 	}
-	s := &source{e: e, conn: conn, copier: t.Copier, joined: map[uint32]uint64{}}
+	s := &source{e: e, conn: conn, copier: t.Copier}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.Close())
@@ -80,6 +78,9 @@ func (e *Engine) Open(ctx context.Context, t transfer.Target, d *transfer.Descri
 	if conn.Peer().PID == e.pid {
 		return nil, fault.New(fault.Invalid, "offer", "is this process's own, and no library opens memory of its own process").
 			Hint("give both sides engine local")
+	}
+	if conn.Peer().PID == 0 {
+		return nil, errUnseen()
 	}
 	g, err := parseGrant(hello.Payload)
 	if err != nil {
@@ -110,6 +111,13 @@ func (e *Engine) Open(ctx context.Context, t transfer.Target, d *transfer.Descri
 	}
 	s.watch.Go(s.await)
 	return s, nil
+}
+
+// errUnseen is about an owner whose number no process here knows it by. Libraries and
+// handles know processes by their numbers, and two such owners can have one number.
+func errUnseen() error {
+	return fault.New(fault.Unsupported, "owner", "is in a PID namespace that this process does not see, so its handles may name another's memory").
+		Hint("run both sides in one PID namespace, or give them another engine, such as hostipc or tcp")
 }
 
 // errForeign says of whose memory or event err is.
@@ -317,45 +325,20 @@ func (s *source) enqueue(on device.Stream, p *transfer.Plan) error {
 
 // Join implements [transfer.Source].
 func (s *source) Join(e transfer.Epoch) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if int64(e.Word) >= s.words.Size()/8 || s.joined[e.Word] > e.Count {
-		return nil // what has ended, or never was, is found out by its word
+	if int64(e.Word) >= s.words.Size()/8 {
+		return nil // what never was is found out by its word
 	}
-	// A publication's count may be 0.
-	if count, ok := s.joined[e.Word]; ok && count == e.Count {
-		return nil
-	}
-	if err := s.send(handoff.Join, e); err != nil {
-		return err
-	}
-	s.joined[e.Word] = e.Count
-	return nil
+	return s.told(s.joins.Join(s.conn, e.Word, e.Count))
 }
 
 // Leave implements [transfer.Source].
-func (s *source) Leave(e transfer.Epoch) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if count, ok := s.joined[e.Word]; !ok || count != e.Count {
-		return nil
-	}
-	delete(s.joined, e.Word)
-	return s.send(handoff.Leave, e)
-}
+func (s *source) Leave(e transfer.Epoch) error { return s.told(s.joins.Leave(s.conn, e.Word, e.Count)) }
 
-// send says something to the owner, unless it doesn't listen: then the lease's expiry
-// says it.
-func (s *source) send(kind handoff.Kind, e transfer.Epoch) error {
-	err := s.conn.Send(handoff.Frame{Kind: kind, Word: e.Word, Count: e.Count})
-	switch {
-	case errors.Is(err, fault.Busy):
-		return nil
-	case errors.Is(err, fault.Closed):
+func (s *source) told(err error) error {
+	if errors.Is(err, fault.Closed) {
 		return s.errGone()
-	default:
-		return err
 	}
+	return err
 }
 
 // Close implements [transfer.Source].

@@ -39,6 +39,10 @@ type batch struct {
 // readFrom has a source read the owner's regions from its process, and finds out whether
 // it may: the first and the last byte of each must be there. Kinds: as [process.read].
 func (s *source) readFrom(g *grant, far *kv.Geometry) error {
+	if s.conn.Peer().PID == 0 {
+		return fault.New(fault.Unsupported, "owner", "is in a PID namespace that this process does not see, and its memory can't be mapped").
+			Hint("run both sides in one PID namespace, or keep the owner's cache in memory that can be shared (device.Host)")
+	}
 	p := &process{conn: s.conn, batches: sync.Pool{New: func() any { return new(batch) }}}
 	b := &batch{}
 	var trial [2]byte

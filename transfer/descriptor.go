@@ -135,6 +135,12 @@ func orderOf(pages []page.ID) ([]uint32, error) {
 	return order, nil
 }
 
+// whole reports whether the lists of d go together, as they do when it is made or
+// decoded: its fields are anybody's to change.
+func (d *Descriptor) whole() bool {
+	return (len(d.order) == 0 || len(d.order) == len(d.Pages)) && (len(d.Sums) == 0 || len(d.Sums) == len(d.Pages))
+}
+
 // published returns the position of page id in d.Pages, given where the page before it
 // was found: most reads are of pages in the order in which they were published.
 func (d *Descriptor) published(id page.ID, after int) (int, bool) {

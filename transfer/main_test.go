@@ -88,6 +88,7 @@ type fakeEngine struct {
 	opened int
 	closed int
 	fail   error // of Open
+	gone   error // of Epoch
 	opens  func(ctx context.Context) error
 	copies func(ctx context.Context, s device.Stream) error
 }
@@ -126,6 +127,9 @@ type fakeSource struct {
 }
 
 func (s *fakeSource) Epoch(_ context.Context, word uint32) (uint64, error) {
+	if s.e.gone != nil {
+		return 0, s.e.gone
+	}
 	return s.e.words.LoadUint64(int64(word) * wordBytes)
 }
 

@@ -223,6 +223,9 @@ func (r *Reader) prepare(j *job, start, end int, local, remote []page.ID, d *Des
 	switch {
 	case d == nil || d.Geometry == nil:
 		return fault.New(fault.Invalid, "descriptor", "there is none")
+	case !d.whole():
+		return fault.New(fault.Invalid, "descriptor", "its pages or sums are others than when it was made: %d and %d", len(d.Pages), len(d.Sums)).
+			Hint("read some of its pages by naming these: StartRetrieve's remote")
 	case r.o.Publisher != nil && d.Owner == r.o.Publisher.o.Owner:
 		return fault.New(fault.Invalid, "descriptor", "is this cache's own: its pages are here already")
 	case !d.Leases && !r.o.AcceptUnleased:
@@ -357,7 +360,7 @@ func (r *Reader) transfer(ctx context.Context, j *job) (err error) {
 		return err
 	}
 	if err := checkEpoch(ctx, p.source, j.d); err != nil {
-		failed = fault.KindOf(err) != fault.NotFound
+		failed = !errors.Is(err, errEnded)
 		return err
 	}
 	s, err := r.stream()
@@ -379,23 +382,27 @@ func (r *Reader) transfer(ctx context.Context, j *job) (err error) {
 		return err
 	}
 	if err := checkEpoch(ctx, p.source, j.d); err != nil {
-		failed = fault.KindOf(err) != fault.NotFound
+		failed = !errors.Is(err, errEnded)
 		return err
 	}
 	failed = false
-	j.checked, err = checkSums(r.o.Cache, &j.plan, j.d)
+	j.checked, err = checkSums(ctx, r.o.Cache, &j.plan, j.d)
 	return err
 }
 
-// checkEpoch refuses what is no longer what d named.
+// errEnded says that an owner who is there has ended a publication.
+var errEnded = errors.New("has ended")
+
+// checkEpoch refuses what is no longer what d named. Kinds: fault.NotFound, and is
+// errEnded, when the word has moved; those of the source.
 func checkEpoch(ctx context.Context, s Source, d *Descriptor) error {
 	count, err := s.Epoch(ctx, d.Epoch.Word)
 	if err != nil {
 		return err
 	}
 	if count != d.Epoch.Count {
-		return fault.New(fault.NotFound, fmt.Sprintf("publication %d.%d", d.Epoch.Word, d.Epoch.Count),
-			"has ended: its epoch word is at %d", count).Hint("ask the owner to publish again")
+		return fault.Wrap(fault.NotFound, fmt.Sprintf("publication %d.%d, whose epoch word is at %d", d.Epoch.Word, d.Epoch.Count, count), errEnded).
+			Hint("ask the owner to publish again")
 	}
 	return nil
 }
@@ -455,12 +462,15 @@ func (r *Reader) Retrieve(ctx context.Context, start, end int, local, remote []p
 // Ack tells the owner of d that this reader has what it wants of what d published: where
 // no other reader is awaited, the owner releases the pages. It doesn't wait for an
 // answer. Without it they are released when this reader closes or the lease expires.
-// Kinds: fault.Invalid (no descriptor), fault.Unsupported (no engine on both sides, or
-// one with no channel to the owner: give the descriptor's owner and epoch to
+// Kinds: fault.Invalid (no descriptor, or one that publishes nothing), fault.Unsupported
+// (no engine on both sides, or one with no channel to the owner: give the descriptor's owner and epoch to
 // [Publisher.Ack] there), fault.Closed, and the engine's.
 func (r *Reader) Ack(ctx context.Context, d *Descriptor) error {
 	if d == nil || d.Geometry == nil {
 		return fault.New(fault.Invalid, "descriptor", "there is none")
+	}
+	if d.Expires.IsZero() && len(d.Pages) == 0 {
+		return fault.New(fault.Invalid, "descriptor", "publishes nothing that could be acknowledged")
 	}
 	j := &job{d: d}
 	if j.engine, j.offer = r.choose(d); j.engine == nil {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvferry/kvferry/device"
 	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/page"
 )
 
 func (p *pair) published(o PublisherOptions) *Descriptor {
@@ -306,5 +307,67 @@ func TestReader_SaysGoneOfAPageThatWasReusedWhileItWasSent(t *testing.T) {
 	pair.engine.copies = func(context.Context, device.Stream) error { return errors.Join(corrupt, p.End(d.Epoch)) }
 	if err := r.Retrieve(t.Context(), 0, 8, pair.pages, pair.pages, d); !errors.Is(err, fault.NotFound) || errors.Is(err, fault.Corrupt) {
 		t.Errorf("when it has ended: %v, want kind not found", err)
+	}
+}
+
+// A descriptor's fields are anybody's to change. What no longer goes together is refused,
+// also for the parts that nobody but this package sees.
+func TestReader_RefusesADescriptorThatWasCutShort(t *testing.T) {
+	pair := newPair(t)
+	p := pair.publish(PublisherOptions{Holder: HoldArena(pair.arena)})
+	r := pair.read(Options{})
+	remote := []page.ID{9, 5, 2}
+	d := must(p.Publish(Lease{Pages: remote, Sums: make([]Sum, 3), TTL: time.Minute}))(t)
+	for name, change := range map[string]func(d *Descriptor){
+		"sums":           func(d *Descriptor) { d.Sums = d.Sums[:1] },
+		"pages":          func(d *Descriptor) { d.Pages = d.Pages[:1] },
+		"pages and sums": func(d *Descriptor) { d.Pages, d.Sums = d.Pages[:1], d.Sums[:1] },
+		"a page more":    func(d *Descriptor) { d.Pages = append(d.Pages[:3:3], 1); d.Sums = nil },
+	} {
+		x := *d
+		change(&x)
+		if err := r.Retrieve(t.Context(), 0, 24, pair.pages, remote, &x); !errors.Is(err, fault.Invalid) {
+			t.Errorf("%s: error %v, want kind invalid", name, err)
+		}
+	}
+}
+
+// What names no publication acknowledges none.
+func TestReader_AcknowledgesNothingByADescriptorOfNothing(t *testing.T) {
+	pair := newPair(t)
+	pair.published(PublisherOptions{})
+	d := must(pair.publisher.Descriptor())(t)
+	if err := pair.read(Options{}).Ack(t.Context(), d); !errors.Is(err, fault.Invalid) || pair.publisher.Leased() != 1 {
+		t.Errorf("error %v, want kind invalid; %d publications", err, pair.publisher.Leased())
+	}
+}
+
+// An owner that is gone is not kept open, and one that has ended a publication is.
+func TestReader_LetsGoOfAnOwnerThatIsGone(t *testing.T) {
+	pair := newPair(t)
+	d := pair.published(PublisherOptions{})
+	r := pair.read(Options{})
+	noError(t, r.Retrieve(t.Context(), 0, 8, pair.pages, pair.pages, d))
+	noError(t, pair.publisher.End(d.Epoch))
+	if err := r.Retrieve(t.Context(), 0, 8, pair.pages, pair.pages, d); !errors.Is(err, fault.NotFound) || pair.engine.closed != 0 {
+		t.Errorf("a publication has ended: error %v, want kind not found; %d owners closed", err, pair.engine.closed)
+	}
+	pair.engine.gone = fault.New(fault.NotFound, "owner", "has ended")
+	if err := r.Retrieve(t.Context(), 0, 8, pair.pages, pair.pages, d); !errors.Is(err, fault.NotFound) || pair.engine.closed != 1 {
+		t.Errorf("the owner has gone: error %v, want kind not found; %d owners closed", err, pair.engine.closed)
+	}
+}
+
+// Sums of a read that is given up are not taken to the end.
+func TestCheckSums_GivesUp(t *testing.T) {
+	pair := newPair(t)
+	d := pair.published(PublisherOptions{})
+	d.Sums = must(AppendSums(nil, pair.far, d.Pages))(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	p := &Plan{}
+	noError(t, p.Set(0, 16, pair.pages, d.Pages, shape.PageSize))
+	if n, err := checkSums(ctx, pair.far, p, d); n != 0 || !errors.Is(err, context.Canceled) {
+		t.Errorf("%d pages were checked: %v", n, err)
 	}
 }

@@ -2,6 +2,7 @@ package transfer
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"slices"
 
@@ -71,15 +72,18 @@ func (o sumOrder) sum(h *xxh3.Hasher, c *kv.Cache, id page.ID) (Sum, error) {
 }
 
 // checkSums compares the whole pages that p has brought with what d says of them, and
-// returns how many. Pages that the host can't address, and parts of pages, can't be
+// returns how many, or gives up when ctx ends. Pages that the host can't address, and parts of pages, can't be
 // checked.
-func checkSums(c *kv.Cache, p *Plan, d *Descriptor) (int, error) {
+func checkSums(ctx context.Context, c *kv.Cache, p *Plan, d *Descriptor) (int, error) {
 	if len(d.Sums) == 0 || len(p.Pairs) == 0 || !hostCache(c) {
 		return 0, nil
 	}
 	order, at := summing(c.Geometry(), d.Geometry), -1
 	h := xxh3.New()
 	for _, pair := range p.Pairs {
+		if err := ctx.Err(); err != nil {
+			return 0, err
+		}
 		at, _ = d.published(pair.Src, at)
 		is, err := order.sum(h, c, pair.Dst)
 		if err != nil {

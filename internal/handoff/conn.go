@@ -86,6 +86,9 @@ func Dial(ctx context.Context, name string, o DialOptions) (*Conn, *Hello, error
 	h, err := c.receiveHello(ctx, o.MaxFiles)
 	if err != nil {
 		_ = c.Close()
+		if errors.Is(err, fault.Closed) { // as late a comer as who finds no socket
+			err = fault.Wrap(fault.NotFound, "hello", err).Hint("its owner has closed, or this process was too slow to read")
+		}
 		return nil, nil, err
 	}
 	c.greeted.Store(true)

@@ -228,3 +228,13 @@ func TestSend_WhileAHelloIsOnItsWay(t *testing.T) {
 	noError(t, socket.Close())
 	wantKind(t, <-over, fault.Closed, "connection")
 }
+
+// Who closes in the middle of a hello has gone, as has who closed before.
+func TestDial_ClosedInTheMiddleOfAHello(t *testing.T) {
+	descriptors(t)
+	for _, packets := range [][][]byte{nil, {appendHead(nil, head{payload: 10})}} {
+		dir, name := raw(t, packets, nil, false)
+		_, _, err := Dial(t.Context(), name, DialOptions{Dir: dir})
+		wantKind(t, err, fault.NotFound, "hello")
+	}
+}

@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"math"
 
+	"github.com/zeebo/xxh3"
+
 	"github.com/kvferry/kvferry/fault"
 	"github.com/kvferry/kvferry/kv"
 	"github.com/kvferry/kvferry/page"
@@ -25,7 +27,7 @@ import (
 //	request:  kind u8  flags u8  0 u16  body u32 | body
 //	open:     owner [16]  fingerprint [16]                the first, and once
 //	word:     number u32
-//	copy:     from u64  to u64  runs u32  parts u32 | runs | parts
+//	copy:     sum u64  from u64  to u64  runs u32  parts u32 | runs | parts
 //	            run:   page u32  pages u32
 //	            part:  page u32  t0 u32  t1 u32
 //	join:     word u32  count u64
@@ -33,12 +35,14 @@ import (
 //
 //	reply:    kind u8  flags u8  code u16  body u32  a u64  b u64 | body
 //	done:     to the proof and to open
-//	value:    a is the word
+//	value:    a is the word, b its number
 //	data:     body is the next segment; with flagSums a and b are the sum's Hi and Lo
 //	failed:   code says why; the owner closes the connection
 //
 // Pages of a copy are numbered by runs, then parts; its answer is bytes [from, to) of
-// them all, one behind the other: segments of segmentBytes, and the rest.
+// them all, one behind the other: segments of segmentBytes, and the rest. The sum is the
+// xxh3 of all behind it, whether the pages have sums or not: one wrong bit of a list is a
+// page that nobody asked for, with a sum that is right.
 const (
 	magic        = "KVFT"
 	version      = 1
@@ -59,7 +63,8 @@ const (
 
 	maxRuns  = transfer.MaxPublished
 	maxParts = 2
-	copyHead = 8 + 8 + 4 + 4
+	sumBytes = 8
+	copyHead = sumBytes + 8 + 8 + 4 + 4
 	runBytes = 8
 	partSize = 12
 	maxBody  = copyHead + maxRuns*runBytes + maxParts*partSize
@@ -88,6 +93,8 @@ const (
 	codeGeometry
 	codeInvalid // a request out of range, or that none of this state
 	codeDenied  // the proof is wrong
+	codeChanged // a request is not what its sum is of
+	codeFull    // there is no room for another reader
 )
 
 // hello is the beginning of a connection.
@@ -222,6 +229,8 @@ func (o *order) append(b []byte) []byte {
 		h.flags |= flagSums
 	}
 	b = appendHead(b, h)
+	sum := len(b)
+	b = append(b, make([]byte, sumBytes)...)
 	b = le.AppendUint64(le.AppendUint64(b, uint64(o.from)), uint64(o.to))
 	b = le.AppendUint32(le.AppendUint32(b, uint32(len(o.runs))), uint32(len(o.parts)))
 	for _, r := range o.runs {
@@ -230,24 +239,30 @@ func (o *order) append(b []byte) []byte {
 	for _, p := range o.parts {
 		b = le.AppendUint32(le.AppendUint32(le.AppendUint32(b, uint32(p.page)), uint32(p.t0)), uint32(p.t1))
 	}
+	le.PutUint64(b[sum:], xxh3.Hash(b[sum+sumBytes:]))
 	return b
 }
 
 // decode is the inverse of append, for a body from anybody, of a length that decodeHead
-// has passed. It says nothing of which pages there are. Kind: fault.Invalid.
+// has passed. It says nothing of which pages there are. Kinds: fault.Invalid,
+// fault.Corrupt (it changed on its way).
 func (o *order) decode(flags byte, body []byte) error {
 	le := binary.LittleEndian
+	sum, body := le.Uint64(body), body[sumBytes:]
+	if is := xxh3.Hash(body); is != sum {
+		return fault.New(fault.Corrupt, "copy", "the request's checksum is %016x, and it says %016x", is, sum)
+	}
 	from, to := le.Uint64(body), le.Uint64(body[8:])
 	runs, parts := le.Uint32(body[16:]), le.Uint32(body[20:])
 	o.sums, o.runs, o.parts = flags&flagSums != 0, o.runs[:0], o.parts[:0]
 	switch {
-	case runs > maxRuns || parts > maxParts || len(body) != copyHead+int(runs)*runBytes+int(parts)*partSize:
+	case runs > maxRuns || parts > maxParts || len(body) != copyHead-sumBytes+int(runs)*runBytes+int(parts)*partSize:
 		return fault.New(fault.Invalid, "copy", "%d runs and %d parts in %d bytes", runs, parts, len(body))
 	case from > to || to > math.MaxInt64:
 		return fault.New(fault.Invalid, "copy", "bytes [%d, %d)", from, to)
 	}
 	o.from, o.to = int64(from), int64(to)
-	b, pages := body[copyHead:], uint64(0)
+	b, pages := body[copyHead-sumBytes:], uint64(0)
 	for ; runs > 0; runs-- {
 		first, n := le.Uint32(b), le.Uint32(b[4:])
 		if pages += uint64(n); n == 0 || pages > maxRuns || uint64(first)+uint64(n) > kv.MaxPages {
@@ -286,7 +301,7 @@ func (r *reply) put(b *[replyBytes]byte) {
 
 // decodeReply is the inverse of put, for bytes from anybody: what wants is the kind of
 // answer. Whatever an owner has refused is an error. Kinds: fault.Invalid,
-// fault.NotFound, and errKey.
+// fault.NotFound, fault.Corrupt, fault.Full, and errKey.
 func decodeReply(b *[replyBytes]byte, want byte) (r reply, err error) {
 	le := binary.LittleEndian
 	r = reply{kind: b[0], flags: b[1], code: le.Uint16(b[2:]), body: le.Uint32(b[4:]), a: le.Uint64(b[8:]), b: le.Uint64(b[16:])}
@@ -298,13 +313,18 @@ func decodeReply(b *[replyBytes]byte, want byte) (r reply, err error) {
 			return r, fault.New(fault.Invalid, "descriptor", "has another geometry than its owner's cache")
 		case codeDenied:
 			return r, errKey()
+		case codeChanged:
+			return r, fault.New(fault.Corrupt, "request", "changed on its way to the owner").Hint("%s", lookAtNetwork)
+		case codeFull:
+			return r, fault.New(fault.Full, "owner", "has all the readers that it lets in").
+				Hint("close readers, or have it let in more: tcp.Options.MaxConns")
 		}
 		return r, fault.New(fault.Invalid, "request", "the owner refuses it (code %d)", r.code)
 	}
 	ok := r.kind == want && r.code == 0
 	switch r.kind {
 	case sayValue:
-		ok = ok && r.flags == 0 && r.body == 0 && r.b == 0
+		ok = ok && r.flags == 0 && r.body == 0
 	case sayData:
 		ok = ok && r.body <= segmentBytes && (r.flags == flagSums || r.flags == 0 && r.a == 0 && r.b == 0)
 	default:
@@ -315,6 +335,9 @@ func decodeReply(b *[replyBytes]byte, want byte) (r reply, err error) {
 	}
 	return r, nil
 }
+
+// lookAtNetwork is what to do about bytes that changed on their way.
+const lookAtNetwork = "read it again; if that happens often, look at the network, and use TLS where others have access to it"
 
 func errGone() error {
 	return fault.New(fault.NotFound, "owner", "has closed its publisher").Hint("ask it to publish again")

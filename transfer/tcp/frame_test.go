@@ -49,7 +49,7 @@ func TestFrames_Golden(t *testing.T) {
 		{"join", appendEpoch(nil, askJoin, e)},
 		{"leave", appendEpoch(nil, askLeave, e)},
 		{"reply done", put(reply{kind: sayDone})},
-		{"reply value", put(reply{kind: sayValue, a: 1 << 40})},
+		{"reply value", put(reply{kind: sayValue, a: 1 << 40, b: 7})},
 		{"reply data", put(reply{kind: sayData, flags: flagSums, body: segmentBytes, a: 1, b: 2})},
 		{"reply failed", put(reply{kind: sayFailed, code: codeDenied})},
 	} {
@@ -107,11 +107,16 @@ func TestOrder_Refuses(t *testing.T) {
 		}
 	}
 	o := sampleOrder()
-	b := o.append(nil)[headBytes:]
-	for n := copyHead; n < len(b); n++ {
-		faulttest.Refused(t, new(order).decode(0, b[:n]), fault.Invalid)
+	b := o.append(nil)
+	for n := headBytes + copyHead; n <= len(b)+1; n++ {
+		if n == len(b) {
+			continue
+		}
+		cut := append(bytes.Clone(b), 0)[:n]
+		faulttest.Refused(t, new(order).decode(0, cut[headBytes:]), fault.Corrupt)
+		resum(cut)
+		faulttest.Refused(t, new(order).decode(0, cut[headBytes:]), fault.Invalid)
 	}
-	faulttest.Refused(t, new(order).decode(0, append(b, 0)), fault.Invalid)
 }
 
 func TestDecodeHead_Refuses(t *testing.T) {
@@ -142,6 +147,8 @@ func TestDecodeReply_Refuses(t *testing.T) {
 		"gone":             {reply{kind: sayFailed, code: codeGone}, sayData, fault.NotFound},
 		"geometry":         {reply{kind: sayFailed, code: codeGeometry}, sayDone, fault.Invalid},
 		"denied":           {reply{kind: sayFailed, code: codeDenied}, sayDone, fault.Invalid},
+		"changed":          {reply{kind: sayFailed, code: codeChanged}, sayData, fault.Corrupt},
+		"full":             {reply{kind: sayFailed, code: codeFull}, sayDone, fault.Full},
 		"an unknown code":  {reply{kind: sayFailed, code: 999}, sayDone, fault.Invalid},
 		"a long segment":   {reply{kind: sayData, body: segmentBytes + 1}, sayData, fault.Invalid},
 		"a body of a word": {reply{kind: sayValue, body: 1}, sayValue, fault.Invalid},
@@ -176,6 +183,11 @@ func FuzzRequest(f *testing.F) {
 			return
 		}
 		body := b[headBytes:][:h.body]
+		if h.kind == askCopy { // or nothing would get behind its sum
+			b = bytes.Clone(b[:headBytes+h.body])
+			resum(b)
+			body = b[headBytes:]
+		}
 		var again []byte
 		switch h.kind {
 		case askOpen:

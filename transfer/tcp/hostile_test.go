@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"crypto/tls"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -14,6 +15,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/zeebo/xxh3"
 
 	"github.com/kvferry/kvferry/fault"
 	"github.com/kvferry/kvferry/kv"
@@ -32,6 +35,11 @@ func (p *pair) admitted(opened bool) net.Conn {
 		noError(p, expect(c, sayDone))
 	}
 	return c
+}
+
+// resum gives a copy that was changed the sum of what it is now.
+func resum(ask []byte) {
+	binary.LittleEndian.PutUint64(ask[headBytes:], xxh3.Hash(ask[headBytes+sumBytes:]))
 }
 
 func expect(c io.Reader, kind byte) error {
@@ -99,7 +107,10 @@ func TestOwner_RefusesRequests(t *testing.T) {
 	open := appendOpen(nil, p.d.Owner, p.d.Geometry.Fingerprint())
 	one := order{runs: []run{{1, 1}}, to: 1}
 	lying := one.append(nil)
-	lying[headBytes+16]++ // runs
+	lying[headBytes+sumBytes+16]++ // runs
+	resum(lying)
+	changed := one.append(nil)
+	changed[headBytes+copyHead]++ // a page
 	for name, c := range map[string]struct {
 		opened bool
 		b      []byte
@@ -119,6 +130,7 @@ func TestOwner_RefusesRequests(t *testing.T) {
 		"half a body":             {true, appendWord(nil, 0)[:10]},
 		"a copy without its runs": {true, one.append(nil)[:headBytes+copyHead]},
 		"a copy that lies":        {true, lying},
+		"a copy that changed":     {true, changed},
 		"pages that are none":     {true, (&order{runs: []run{{page.ID(p.far.Pages()), 1}}, to: 1}).append(nil)},
 		"tokens that are none":    {true, (&order{parts: []part{{1, 0, 9}}, to: 1}).append(nil)},
 		"bytes that are none":     {true, (&order{runs: []run{{1, 1}}, to: math.MaxInt64}).append(nil)},
@@ -247,6 +259,17 @@ func FuzzVisitor(f *testing.F) {
 	f.Add(open, (&order{sums: true, runs: []run{{1, 2}}, parts: []part{{4, 1, 5}}, from: 3, to: 700}).append(nil))
 	f.Add(open, appendEpoch(appendEpoch(nil, askJoin, transfer.Epoch{Count: 1}), askLeave, transfer.Epoch{Count: 1}))
 	f.Fuzz(func(t *testing.T, open, requests []byte) {
+		requests = bytes.Clone(requests)
+		for b := requests; len(b) >= headBytes; { // or no copy would get behind its sum
+			h, err := decodeHead((*[headBytes]byte)(b))
+			if err != nil || len(b) < headBytes+h.body {
+				break
+			}
+			if h.kind == askCopy {
+				resum(b[:headBytes+h.body])
+			}
+			b = b[headBytes+h.body:]
+		}
 		a, b := net.Pipe()
 		v := &visitor{e: p.owner, tcp: b, conn: b}
 		var sides sync.WaitGroup

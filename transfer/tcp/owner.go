@@ -183,7 +183,10 @@ func (v *visitor) copy(h head) error {
 	if err == nil {
 		err = v.x.form.check(&fl.order)
 	}
-	if err != nil {
+	switch {
+	case errors.Is(err, fault.Corrupt):
+		return v.fail(codeChanged, err)
+	case err != nil:
 		return v.fail(codeInvalid, err)
 	}
 	return v.send(fl)
@@ -199,7 +202,7 @@ func (v *visitor) word(i uint32) error {
 	if err != nil {
 		return v.fail(codeInvalid, err)
 	}
-	return v.say(reply{kind: sayValue, a: count})
+	return v.say(reply{kind: sayValue, a: count, b: uint64(i)})
 }
 
 // join joins a publication until the reader leaves it, or its connection ends. Those that

@@ -5,27 +5,36 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/kvferry/kvferry/fault"
 	"github.com/kvferry/kvferry/fault/faulttest"
+	"github.com/kvferry/kvferry/page"
+	"github.com/kvferry/kvferry/transfer"
 )
 
 // What an owner says on a connection for pages before the first byte of them: it has
 // proved the key, has opened, and says how long the first segment is.
 const beforePages = helloBytes + proofBytes + replyBytes + replyBytes + replyBytes
 
-// proxy stands between a reader and an owner, and spoils what the owner says.
+// What a reader says there before it asks for pages: it proves the key, and opens.
+const beforeAsking = helloBytes + proofBytes + headBytes + 32
+
+// proxy stands between a reader and an owner, and spoils what either says.
 type proxy struct {
-	l     net.Listener
-	to    string
-	spoil atomic.Pointer[func(n int64, b []byte) (keep int)] // n bytes went before b; fewer than all of b: the end
-	conns sync.WaitGroup
+	l           net.Listener
+	to          string
+	spoil, asks spoil // what the owner says, and what the reader does
+	conns       sync.WaitGroup
 }
+
+// spoil changes b, before which n bytes went. When it keeps fewer than all of b, that is
+// the end.
+type spoil = atomic.Pointer[func(n int64, b []byte) (keep int)]
 
 func newProxy(tb testing.TB, to string) *proxy {
 	tb.Helper()
@@ -44,8 +53,8 @@ func newProxy(tb testing.TB, to string) *proxy {
 				_ = c.Close()
 				continue
 			}
-			x.conns.Go(func() { _, _ = io.Copy(far, c); _ = far.Close() })
-			x.conns.Go(func() { x.pass(c, far); _ = c.Close(); _ = far.Close() })
+			x.conns.Go(func() { pass(far, c, &x.asks); _ = far.Close() })
+			x.conns.Go(func() { pass(c, far, &x.spoil); _ = c.Close(); _ = far.Close() })
 		}
 	})
 	tb.Cleanup(func() {
@@ -56,12 +65,12 @@ func newProxy(tb testing.TB, to string) *proxy {
 	return x
 }
 
-func (x *proxy) pass(to, from net.Conn) {
+func pass(to, from net.Conn, spoil *spoil) {
 	b := make([]byte, 64<<10)
 	for n := int64(0); ; {
 		got, err := from.Read(b)
 		keep := got
-		if f := x.spoil.Load(); f != nil {
+		if f := spoil.Load(); f != nil {
 			keep = (*f)(n, b[:got])
 		}
 		if _, writeErr := to.Write(b[:keep]); writeErr != nil || err != nil || keep < got {
@@ -80,11 +89,13 @@ func (x *proxy) set(f func(n int64, b []byte) (keep int)) {
 	x.spoil.Store(&f)
 }
 
-// flip turns one bit of byte at of what an owner says on each connection.
-func flip(at int64) func(n int64, b []byte) int {
+// flip turns one bit of byte at of what is said on each connection, and turn any of them.
+func flip(at int64) func(n int64, b []byte) int { return turn(at, 0x10) }
+
+func turn(at int64, bits byte) func(n int64, b []byte) int {
 	return func(n int64, b []byte) int {
 		if n <= at && at < n+int64(len(b)) {
-			b[at-n] ^= 0x10
+			b[at-n] ^= bits
 		}
 		return len(b)
 	}
@@ -124,6 +135,42 @@ func TestCopy_BitTurnsInFlight(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// A request that changes on its way is refused: it would be answered with other pages,
+// and their sums would be right.
+func TestCopy_RequestTurnsInFlight(t *testing.T) {
+	for _, unchecked := range []bool{false, true} {
+		p := newPair(t, Options{}, Options{Unchecked: unchecked}, small())
+		x := newProxy(t, p.owner.Addr())
+		p.by(x.l.Addr().String())
+		var plan transfer.Plan
+		noError(t, plan.Set(0, 12, []page.ID{4, 5}, []page.ID{2, 3}, 8)) // a page, and half of one
+		for at := range int64(headBytes + copyHead + runBytes + partSize) {
+			for _, bit := range []byte{1, 2, 0x80} {
+				s := p.source()
+				f := turn(beforeAsking+at, bit)
+				x.asks.Store(&f)
+				limit := patience
+				if 4 <= at && at < headBytes {
+					limit = 50 * time.Millisecond // the owner may wait for more than was said
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), limit)
+				if err := s.Copy(ctx, nil, &plan); fault.KindOf(err) == 0 {
+					t.Errorf("byte %d of the request, bit %#x: error %v, want one with a kind", at, bit, err)
+				}
+				cancel()
+				x.asks.Store(nil)
+			}
+		}
+		s := p.source()
+		f := turn(beforeAsking+headBytes, 2)
+		x.asks.Store(&f)
+		_, err := s.Epoch(t.Context(), 4)
+		faulttest.Refused(t, err, fault.Corrupt, "4 was asked for, and this is 6")
+		x.asks.Store(nil)
+		noError(t, s.Copy(t.Context(), nil, &plan))
 	}
 }
 

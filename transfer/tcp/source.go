@@ -117,7 +117,9 @@ func (s *source) Epoch(ctx context.Context, word uint32) (count uint64, err erro
 	err = s.use(ctx, func(l *link) error {
 		l.ask = appendWord(l.ask[:0], word)
 		r, err := l.call(l.ask, sayValue)
-		count = r.a
+		if count = r.a; err == nil && r.b != uint64(word) {
+			return fault.New(fault.Corrupt, "epoch word", "%d was asked for, and this is %d", word, r.b).Hint("%s", lookAtNetwork)
+		}
 		return err
 	})
 	return count, err
@@ -238,7 +240,7 @@ func errSum(fl *flow, local *form, at, n int64, is, want [2]uint64) error {
 	}
 	return fault.New(fault.Corrupt, object, "arrived in page %d or behind it with the checksum %016x%016x of a segment of %d bytes, and its owner has sent %016x%016x",
 		local.page(&fl.local, at), is[0], is[1], n, want[0], want[1]).
-		Hint("read it again; if that happens often, look at the network, and use TLS where others have access to it")
+		Hint("%s", lookAtNetwork)
 }
 
 // Join implements [transfer.Source].

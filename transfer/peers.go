@@ -52,7 +52,8 @@ func (r *Reader) open(ctx context.Context, j *job) (*peer, error) {
 			p.source, p.err = j.engine.Open(ctx, r.target, j.d, j.offer)
 			if p.err != nil {
 				otherwise := fault.Device
-				if p.late = ctx.Err() != nil; p.late {
+				// An engine can see that the time is over before ctx does.
+				if p.late = ctx.Err() != nil || errors.Is(p.err, context.DeadlineExceeded); p.late {
 					otherwise = fault.Busy
 				}
 				p.err = fault.Wrap(kindOr(p.err, otherwise), "open", p.err)
@@ -62,7 +63,7 @@ func (r *Reader) open(ctx context.Context, j *job) (*peer, error) {
 		select {
 		case <-p.opened:
 		case <-ctx.Done():
-			r.put(p, false)
+			r.put(p, opener && p.err != nil) // else the next one would be told why this one failed
 			return nil, ctx.Err()
 		}
 		if p.err == nil {

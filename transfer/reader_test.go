@@ -371,3 +371,25 @@ func TestCheckSums_GivesUp(t *testing.T) {
 		t.Errorf("%d pages were checked: %v", n, err)
 	}
 }
+
+// ended is a context that ends between one look at it and the next.
+type ended struct{ context.Context }
+
+func (ended) Done() <-chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}
+
+// What an opener is told goes to nobody who comes when it has given up.
+func TestReader_TellsNobodyOfAnEarlierFailure(t *testing.T) {
+	pair := newPair(t)
+	d := pair.published(PublisherOptions{})
+	r := pair.read(Options{})
+	pair.engine.fail = fault.New(fault.Device, "bus", "gone")
+	for range 100 { // of the two that have happened, a select takes either
+		if _, err := r.open(ended{t.Context()}, &job{d: d, engine: pair.engine}); len(r.peers) != 0 {
+			t.Fatalf("%v; an owner that could not be opened is still in the table", err)
+		}
+	}
+}

@@ -62,7 +62,7 @@ type pretence struct {
 // ends at the latest. Kinds: fault.Invalid (a name or a hello that is none; a user that is
 // not trusted, on either side), fault.NotFound (nobody listens there any more),
 // fault.Full (too many connections), fault.Unsupported (another version; what the kernel
-// refuses).
+// refuses), fault.Busy (the deadline of ctx).
 func Dial(ctx context.Context, name string, o DialOptions) (*Conn, *Hello, error) {
 	if o.MaxFiles < 0 || o.MaxFiles > MaxFiles {
 		return nil, nil, fault.New(fault.Invalid, "MaxFiles", "%d is not in 0 … %d", o.MaxFiles, MaxFiles)
@@ -107,6 +107,8 @@ func dialError(path string, err error) error {
 		return fault.Wrap(fault.Full, what, err).Hint("its owner accepts no connections at the moment: try again")
 	case errors.Is(err, unix.EPROTOTYPE):
 		return fault.Wrap(fault.Invalid, what, err)
+	case errors.Is(err, context.DeadlineExceeded): // package net looks at the clock, maybe before ctx does
+		return fault.Wrap(fault.Busy, what, err)
 	default:
 		return err
 	}

@@ -238,3 +238,10 @@ func TestDial_ClosedInTheMiddleOfAHello(t *testing.T) {
 		wantKind(t, err, fault.NotFound, "hello")
 	}
 }
+
+// A deadline that has passed is one, whoever sees it first.
+func TestDialError_Deadline(t *testing.T) {
+	d := net.Dialer{Deadline: time.Unix(1, 0)}
+	_, err := d.Dial("unixpacket", "nobody")
+	wantKind(t, dialError("nobody", err), fault.Busy, "timeout")
+}

@@ -373,7 +373,7 @@ func TestCheckSums_GivesUp(t *testing.T) {
 }
 
 // ended is a context that ends between one look at it and the next.
-type ended struct{ context.Context }
+type ended struct{ context.Context } //nolint:containedctx // is one
 
 func (ended) Done() <-chan struct{} {
 	c := make(chan struct{})

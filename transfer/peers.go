@@ -3,6 +3,7 @@ package transfer
 import (
 	"context"
 	"errors"
+	"sync"
 
 	"github.com/kvferry/kvferry/fault"
 	"github.com/kvferry/kvferry/kv"
@@ -28,6 +29,9 @@ type peer struct {
 	source Source
 	err    error
 	late   bool // err may be due to the end of its opener's ctx
+
+	acks  sync.Mutex        // held while something is acknowledged
+	acked map[uint32]uint64 // guarded by acks; the last publication of a word that was
 
 	uses   int    // guarded by Reader.mu
 	listed bool   // guarded by Reader.mu; is in Reader.peers

@@ -45,7 +45,8 @@ type Options struct {
 	// AcceptUnleased has the reader read pages that nobody promises to keep. A page
 	// that is reused without a word from its engine is then read as if it were right.
 	AcceptUnleased bool
-	// MaxWorkers is how many reads copy at the same time: at most 256; 0 means 3.
+	// MaxWorkers is how many reads copy at the same time, besides those that were given up
+	// and whose copy goes on: at most 256; 0 means 3.
 	MaxWorkers int
 	// Deadline is how long a read may take, waiting included; 0 means 30 s.
 	Deadline time.Duration
@@ -461,7 +462,7 @@ func (r *Reader) Retrieve(ctx context.Context, start, end int, local, remote []p
 
 // Ack tells the owner of d that this reader has what it wants of what d published: where
 // no other reader is awaited, the owner releases the pages. It doesn't wait for an
-// answer. Without it they are released when this reader closes or the lease expires.
+// answer, and says it once, however often it is called. Without it they are released when this reader closes or the lease expires.
 // Kinds: fault.Invalid (no descriptor, or one that publishes nothing), fault.Unsupported
 // (no engine on both sides, or one with no channel to the owner: give the descriptor's owner and epoch to
 // [Publisher.Ack] there), fault.Closed, and the engine's.
@@ -487,7 +488,17 @@ func (r *Reader) Ack(ctx context.Context, d *Descriptor) error {
 	if err != nil {
 		return err
 	}
-	err = errors.Join(p.source.Join(d.Epoch), p.source.Leave(d.Epoch))
+	p.acks.Lock()
+	if count, ok := p.acked[d.Epoch.Word]; !ok || count < d.Epoch.Count {
+		err = errors.Join(p.source.Join(d.Epoch), p.source.Leave(d.Epoch))
+		if err == nil && d.Epoch.Word < maxPublications { // so there are only so many
+			if p.acked == nil {
+				p.acked = map[uint32]uint64{}
+			}
+			p.acked[d.Epoch.Word] = d.Epoch.Count
+		}
+	}
+	p.acks.Unlock()
 	r.put(p, err != nil && !errors.Is(err, fault.Unsupported))
 	return err
 }

@@ -393,3 +393,21 @@ func TestReader_TellsNobodyOfAnEarlierFailure(t *testing.T) {
 		}
 	}
 }
+
+// One reader is one of those that are awaited, however often it acknowledges.
+func TestReader_AcknowledgesOnce(t *testing.T) {
+	pair := newPair(t)
+	p := pair.publish(PublisherOptions{Holder: HoldArena(pair.arena)})
+	d := must(p.Publish(Lease{Pages: pair.pages, TTL: time.Minute, Readers: 2}))(t)
+	r := pair.read(Options{})
+	for range 3 {
+		noError(t, r.Ack(t.Context(), d))
+	}
+	if p.Leased() != 1 {
+		t.Fatal("one reader has acknowledged for two")
+	}
+	noError(t, pair.read(Options{}).Ack(t.Context(), d))
+	if p.Leased() != 0 {
+		t.Error("both have acknowledged, and the publication lives")
+	}
+}

@@ -31,11 +31,12 @@ const recalled handoff.Kind = 16
 
 // Options are the choices of an engine. The zero value is a good one.
 type Options struct {
-	// Dir is where the sockets lie; "" means handoff.DefaultDir. Both sides have the same.
+	// Dir is where the sockets lie; "" means kvferry in $XDG_RUNTIME_DIR, or kvferry-<uid>
+	// among the temporary files. Both sides have the same.
 	Dir string
 	// AllowUIDs are users that are trusted besides this process's own.
 	AllowUIDs []int
-	// MaxConns bounds the readers that are connected to one cache; 0 means 256.
+	// MaxConns bounds the readers that are connected to one cache: at most 16,384; 0 means 256.
 	MaxConns int
 	// Event is the handle, of 64 bytes, of an event between processes that the owner
 	// records behind the work that writes pages, before it publishes them. Nil means that
@@ -142,7 +143,8 @@ func (e *Engine) Offer(x transfer.Export) (offer []byte, withdraw func(), err er
 func wordsFile(words *device.Memory) (int, error) {
 	p := words.Pieces()
 	if len(p) != 1 || p[0].FileOff != 0 || words.Size() > maxWordBytes {
-		return -1, fault.New(fault.Unsupported, "epoch words", "%d bytes in %d files, and at most %d in one can be shared", words.Size(), len(p), maxWordBytes)
+		return -1, fault.New(fault.Unsupported, "epoch words", "%d bytes in %d files, and at most %d in one can be shared", words.Size(), len(p), maxWordBytes).
+			Hint("give the publisher memory of device.Host for them, in pieces as large as they are")
 	}
 	return handoff.ReadOnly(p[0].FD)
 }

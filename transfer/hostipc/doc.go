@@ -32,7 +32,8 @@
 // # Traps
 //
 //   - Both sides have one directory for sockets: Options.Dir, or the same
-//     $XDG_RUNTIME_DIR. Containers share it, and a PID namespace.
+//     $XDG_RUNTIME_DIR. Containers share it; and a PID namespace too, where memory is not
+//     mapped, or Linux is older than 6.5.
 //   - A mapping that was never used costs a page fault where it is first read:
 //     Options.Populate has Open pay for all of them.
 package hostipc

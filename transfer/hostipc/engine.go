@@ -34,7 +34,7 @@ type Options struct {
 	Dir string
 	// AllowUIDs are users that are trusted besides this process's own.
 	AllowUIDs []int
-	// MaxConns bounds the readers that are connected to one cache; 0 means 256.
+	// MaxConns bounds the readers that are connected to one cache: at most 16,384; 0 means 256.
 	MaxConns int
 	// Populate has Open find all of an owner's memory at once, so that no read stops for
 	// a page fault. It takes about 0.1 s for each GiB, and gives memory to parts of the

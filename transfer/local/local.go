@@ -80,7 +80,7 @@ func (e *Engine) Open(_ context.Context, t transfer.Target, d *transfer.Descript
 	if route.Same() {
 		return nil, fault.New(fault.Invalid, "descriptor", "its pages are the reader's own")
 	}
-	return &source{export: x, route: route, copier: t.Copier, joined: map[transfer.Epoch]func(bool){}}, nil
+	return &source{export: x, route: route, copier: t.Copier, joined: map[uint32]reading{}}, nil
 }
 
 // Close does nothing: what is in the engine leaves it when its publisher closes.
@@ -96,7 +96,13 @@ type source struct {
 	copier copier.Copier
 
 	mu     sync.Mutex
-	joined map[transfer.Epoch]func(done bool) // guarded by mu
+	joined map[uint32]reading // guarded by mu; by word, which one publication has at a time
+}
+
+// reading is a publication that is read.
+type reading struct {
+	count uint64
+	leave func(done bool)
 }
 
 // Epoch implements [transfer.Source]: the word is an atomic load away. Whoever waits for
@@ -135,11 +141,15 @@ func (s *source) enqueue(on device.Stream, p *transfer.Plan) error {
 func (s *source) Join(e transfer.Epoch) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.joined[e] != nil {
+	was, again := s.joined[e.Word]
+	if again && was.count >= e.Count {
 		return nil
 	}
 	if leave := s.export.Join(e); leave != nil {
-		s.joined[e] = leave
+		if again {
+			was.leave(false) // it has ended, or the word were not free
+		}
+		s.joined[e.Word] = reading{e.Count, leave}
 	}
 	return nil
 }
@@ -148,9 +158,9 @@ func (s *source) Join(e transfer.Epoch) error {
 func (s *source) Leave(e transfer.Epoch) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if leave := s.joined[e]; leave != nil {
-		delete(s.joined, e)
-		leave(true)
+	if was, ok := s.joined[e.Word]; ok && was.count == e.Count {
+		delete(s.joined, e.Word)
+		was.leave(true)
 	}
 	return nil
 }
@@ -159,9 +169,9 @@ func (s *source) Leave(e transfer.Epoch) error {
 func (s *source) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for e, leave := range s.joined {
-		delete(s.joined, e)
-		leave(false)
+	for word, was := range s.joined {
+		delete(s.joined, word)
+		was.leave(false)
 	}
 	return nil
 }

@@ -2,7 +2,11 @@ package tcp
 
 import (
 	"errors"
+	"io"
+	"net"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/kvferry/kvferry/device"
 	"github.com/kvferry/kvferry/fault"
@@ -97,6 +101,17 @@ func TestNew_Refuses(t *testing.T) {
 			_ = e.Close()
 		}
 		faulttest.Refused(t, err, fault.Invalid)
+	}
+}
+
+// What keeps a reader from its owner's address has a remedy, whatever it is.
+func TestSource_FailedHasARemedy(t *testing.T) {
+	s := &source{address: "node7:7000"}
+	for _, err := range []error{unix.ECONNREFUSED, unix.ECONNRESET, unix.ENETUNREACH, unix.EHOSTUNREACH, &net.DNSError{Err: "no such host"}, io.EOF} {
+		is := s.failed(t.Context(), &net.OpError{Op: "dial", Err: err})
+		if fault.KindOf(is) == 0 || fault.RemedyOf(is) == "" {
+			t.Errorf("error %v of kind %v has no remedy", is, fault.KindOf(is))
+		}
 	}
 }
 

@@ -32,7 +32,8 @@ type Engine struct {
 	closed   bool                         // guarded by mu
 	exports  map[transfer.OwnerID]*export // guarded by mu
 	visitors map[net.Conn]struct{}        // guarded by mu; connections of readers
-	waiting  int                          // guarded by mu; of these, in their handshake
+	lobby    lobby                        // guarded by mu; of these, who may be strangers
+	readers  int                          // guarded by mu; of these, who are readers
 	warned   time.Time                    // guarded by mu; when Logger was last told
 	unsaid   int                          // guarded by mu; refusals since
 }
@@ -41,7 +42,7 @@ var _ transfer.Engine = (*Engine)(nil)
 
 // Stats count what an engine has done so far.
 type Stats struct {
-	Readers       int    // connections of readers, now
+	Readers       int    // connections of readers, now, and of who may become one
 	Accepted      uint64 // of readers that have proved the key
 	Refused       uint64 // connections that ended in their handshake, or for which there was no room
 	Sent, Arrived uint64 // bytes of pages
@@ -150,7 +151,8 @@ func (e *Engine) Offer(x transfer.Export) (offer []byte, withdraw func(), err er
 // Open implements [transfer.Engine]. Kinds: fault.Invalid, fault.Unsupported (the other
 // side has TLS and this one has not, or the reverse; another version), fault.NotFound
 // (nobody is there, or has offered this), fault.Busy (ctx, or the handshake's time, ended
-// first), fault.Device (the connection broke).
+// first), fault.Full (it has all the readers that it lets in), fault.Device (the
+// connection broke).
 func (e *Engine) Open(ctx context.Context, t transfer.Target, d *transfer.Descriptor, offer []byte) (transfer.Source, error) {
 	address, tls, err := decodeOffer(offer)
 	switch {
@@ -200,47 +202,64 @@ func (e *Engine) accept() {
 		e.running.Go(func() {
 			v := &visitor{e: e, tcp: c}
 			err := v.admit()
-			e.proved()
-			if err != nil {
-				e.refuse(c, err)
-			} else {
+			if err == nil {
 				e.stats.accepted.Add(1)
-				_ = v.serve() // of consequence to its reader only
+				err = v.serve()
 			}
 			v.leave()
-			e.exit(c)
+			if turned := e.exit(v); turned != nil {
+				err = turned
+			}
+			if !v.admitted { // else it is of consequence to its reader only
+				e.refuse(c, err)
+			}
 		})
 	}
 }
 
-// enter counts a connection in, or refuses it.
+// enter counts a connection in. Where there are too many that may be strangers', one of
+// them makes room.
 func (e *Engine) enter(c net.Conn) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	switch {
-	case e.closed:
+	if e.closed {
 		return fault.New(fault.Closed, "engine tcp", "closed before")
-	case len(e.visitors) >= e.o.MaxConns:
-		return fault.New(fault.Full, "connections", "all %d are in use", e.o.MaxConns).Hint("allow more: Options.MaxConns")
-	case e.waiting >= maxWaiting:
-		return fault.New(fault.Full, "connections", "%d are in their handshake", e.waiting)
 	}
 	e.visitors[c] = struct{}{}
-	e.waiting++
+	if out := e.lobby.add(c); out != nil {
+		_ = out.Close() // ends its goroutine
+	}
 	return nil
 }
 
-func (e *Engine) proved() {
+// admit makes v one of the readers. Kind: fault.Full.
+func (e *Engine) admit(v *visitor) error {
 	e.mu.Lock()
-	e.waiting--
-	e.mu.Unlock()
+	defer e.mu.Unlock()
+	if e.readers >= e.o.MaxConns {
+		return fault.New(fault.Full, "connections", "all %d are in use", e.o.MaxConns).Hint("allow more: Options.MaxConns")
+	}
+	if !e.lobby.remove(v.tcp) {
+		return errTurnedOut()
+	}
+	e.readers++
+	v.admitted = true
+	return nil
 }
 
-func (e *Engine) exit(c net.Conn) {
-	_ = c.Close()
+// exit ends the connection, and says so if it had to make room for another one.
+func (e *Engine) exit(v *visitor) error {
+	_ = v.tcp.Close()
 	e.mu.Lock()
-	delete(e.visitors, c)
-	e.mu.Unlock()
+	defer e.mu.Unlock()
+	delete(e.visitors, v.tcp)
+	switch {
+	case v.admitted:
+		e.readers--
+	case !e.lobby.remove(v.tcp):
+		return errTurnedOut()
+	}
+	return nil
 }
 
 // refuse counts a connection that was refused, and tells the logger unless it was told

@@ -135,6 +135,7 @@ func TestOwner_RefusesRequests(t *testing.T) {
 		"tokens that are none":    {true, (&order{parts: []part{{1, 0, 9}}, to: 1}).append(nil)},
 		"bytes that are none":     {true, (&order{runs: []run{{1, 1}}, to: math.MaxInt64}).append(nil)},
 		"bytes backwards":         {true, (&order{runs: []run{{1, 1}}, from: 2, to: 1}).append(nil)},
+		"nothing":                 {false, nil},
 		"HTTP":                    {true, []byte("GET / HTTP/1.1\r\nHost: x\r\n\r\n")},
 	} {
 		x := p.admitted(c.opened)
@@ -272,13 +273,14 @@ func FuzzVisitor(f *testing.F) {
 		}
 		a, b := net.Pipe()
 		v := &visitor{e: p.owner, tcp: b, conn: b}
+		noError(t, p.owner.enter(b))
 		var sides sync.WaitGroup
 		sides.Go(func() {
 			if err := v.serve(); err == nil {
 				t.Error("a connection has no end")
 			}
 			v.leave()
-			_ = b.Close()
+			noError(t, p.owner.exit(v))
 		})
 		sides.Go(func() { _, _ = io.Copy(io.Discard, a) })
 		_, _ = a.Write(open)

@@ -3,14 +3,17 @@ package tcp
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/fault/faulttest"
 	"github.com/kvferry/kvferry/kv"
 	"github.com/kvferry/kvferry/page"
 	"github.com/kvferry/kvferry/transfer"
@@ -66,48 +69,105 @@ func TestOwner_EndsAReaderThatTakesNothing(t *testing.T) {
 	noError(t, s.Copy(t.Context(), nil, p.plan()))
 }
 
-// Strangers that say nothing have a bounded number of connections, and readers come in
-// when these are gone.
+// Strangers that say nothing have a bounded number of connections, and keep nobody out.
 func TestOwner_BoundsStrangers(t *testing.T) {
-	p := newPair(t, Options{Handshake: time.Hour}, Options{}, small())
+	p := newPair(t, Options{Handshake: time.Hour, MaxConns: 2}, Options{Streams: 1}, small())
 	var strangers []net.Conn
 	for range maxWaiting {
 		strangers = append(strangers, dial(t, p.owner.Addr()))
 	}
-	if n := ends(t, dial(t, p.owner.Addr())); n > 0 { // in turn: the others have been accepted
-		t.Errorf("%d bytes for one too many", n)
+	until(t, "all are there", func() bool { return p.owner.Stats().Readers == maxWaiting })
+	s := p.source()
+	noError(t, s.Copy(t.Context(), nil, p.plan()))
+	if !p.same() {
+		t.Error("other bytes")
 	}
-	if s := p.owner.Stats(); s.Readers != maxWaiting || s.Refused != 1 {
-		t.Errorf("%+v", s)
+	if n := ends(t, strangers[0]); n > 0 { // the oldest, whose place it took
+		t.Errorf("%d bytes for a stranger", n)
 	}
-	if _, err := p.open(t.Context()); fault.KindOf(err) == 0 || fault.RemedyOf(err) == "" {
-		t.Errorf("error %v, want one with a kind and a remedy", err)
-	}
+	until(t, "the others are there still, beside two of a reader", func() bool { return p.owner.Stats().Readers == maxWaiting-1+2 })
 	if err := p.log.first(t); !errors.Is(err, fault.Full) {
 		t.Errorf("the logger was told %v", err)
 	}
 	for _, c := range strangers {
 		noError(t, c.Close())
 	}
-	until(t, "a reader comes in", func() bool {
-		s, err := p.open(t.Context())
-		if err == nil {
-			noError(t, s.Close())
-		}
-		return err == nil
-	})
 }
 
+// However many strangers come from one network, who comes from another one is not turned
+// out, and may be slow.
+func TestOwner_StrangersTurnOutEachOther(t *testing.T) {
+	p := newPair(t, Options{Handshake: time.Hour}, Options{}, small())
+	from := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}
+	c, err := from.DialContext(t.Context(), "tcp", p.owner.Addr())
+	noError(t, err)
+	defer func() { noError(t, c.Close()) }()
+	until(t, "it is there", func() bool { return p.owner.Stats().Readers == 1 })
+	for range 4 * maxWaiting {
+		defer func(c net.Conn) { noError(t, c.Close()) }(dial(t, p.owner.Addr()))
+	}
+	until(t, "they have turned out each other", func() bool { return p.owner.Stats().Refused == 3*maxWaiting+1 })
+	noError(t, proveReader(c, p.owner.o.Key, modePlain, nil))
+	_, err = c.Write(appendOpen(nil, p.d.Owner, p.d.Geometry.Fingerprint()))
+	noError(t, err)
+	noError(t, expect(c, sayDone))
+}
+
+func TestLobby(t *testing.T) {
+	conn := func(address string) net.Conn {
+		return &fakeConn{addr: net.TCPAddrFromAddrPort(netip.MustParseAddrPort(address))}
+	}
+	var l lobby
+	slow := conn("10.0.0.1:1")
+	if l.add(slow) != nil || l.remove(conn("10.0.0.1:1")) || !l.remove(slow) || l.remove(slow) {
+		t.Error("one that was added is not there once")
+	}
+	l.add(slow)
+	// The addresses that one host can have are one network.
+	var flood []net.Conn
+	for i := range 3 * maxWaiting {
+		flood = append(flood, conn(fmt.Sprintf("[2001:db8:0:1::%x]:%d", i, 1+i)))
+		want := net.Conn(nil)
+		if over := i - (maxWaiting - 1); over >= 0 {
+			want = flood[over]
+		}
+		if out := l.add(flood[i]); out != want {
+			t.Fatalf("%d: %v had to go, and not %v", i, out, want)
+		}
+	}
+	// Where nobody has more than others, the oldest goes.
+	l = lobby{}
+	l.add(slow)
+	for i := range maxWaiting - 1 {
+		l.add(conn(fmt.Sprintf("[::ffff:10.1.0.%d]:1", i)))
+	}
+	if out := l.add(conn("10.2.0.1:1")); out != slow || len(l.all) != maxWaiting {
+		t.Errorf("%v had to go, and not the oldest", out)
+	}
+}
+
+type fakeConn struct {
+	net.Conn
+	addr net.Addr
+}
+
+func (c *fakeConn) RemoteAddr() net.Addr { return c.addr }
+
+// A reader that is one too many is told so.
 func TestOwner_BoundsReaders(t *testing.T) {
 	p := newPair(t, Options{MaxConns: 2}, Options{Streams: 8}, large())
 	s := p.source() // one is for what is joined, and one for pages
-	if err := s.Copy(t.Context(), nil, p.plan()); fault.KindOf(err) == 0 || fault.RemedyOf(err) == "" {
-		t.Errorf("error %v, want one with a kind and a remedy", err)
-	}
+	faulttest.Refused(t, s.Copy(t.Context(), nil, p.plan()), fault.Full, "readers")
 	until(t, "the connection for pages is free again", func() bool {
 		_, err := s.Epoch(t.Context(), 0)
 		return err == nil
 	})
+	_, err := p.open(t.Context())
+	faulttest.Refused(t, err, fault.Full, "readers")
+	if err := p.log.first(t); !errors.Is(err, fault.Full) {
+		t.Errorf("the logger was told %v", err)
+	}
+	until(t, "who was refused has gone", func() bool { return p.owner.Stats().Readers <= 2 })
 }
 
 // Close ends readers that are in the middle of it.

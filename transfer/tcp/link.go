@@ -123,8 +123,18 @@ func (s *source) failed(ctx context.Context, err error) error {
 		return e.Hint("it closed the connection: it has ended, has too many of them, or has TLS where this side has not")
 	case errors.Is(err, unix.ECONNREFUSED):
 		return e.Hint("see whether the owner runs, and listens on this address")
+	case errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EHOSTUNREACH):
+		return e.Hint("see whether there is a way to this address: it is the one that the owner has said")
+	case isUnknown(err):
+		return e.Hint("have the owner say an address that this host knows")
 	}
 	return e
+}
+
+// isUnknown reports whether err is about a name that stands for no address.
+func isUnknown(err error) bool {
+	_, ok := errors.AsType[*net.DNSError](err)
+	return ok
 }
 
 // ioKind is the kind of err, given that it is of a connection when it has none.

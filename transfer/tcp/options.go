@@ -22,7 +22,8 @@ const (
 	defaultHandshake = 5 * time.Second
 	defaultStall     = 30 * time.Second
 
-	// maxWaiting is how many connections may be in their handshake at a time.
+	// maxWaiting is how many connections there may be at a time that have not opened an
+	// owner yet: any of them may be a stranger's.
 	maxWaiting = 64
 )
 
@@ -53,9 +54,10 @@ type Options struct {
 	Unchecked bool
 
 	// MaxConns is how many connections readers may hold to this side, at most 65,536.
-	// 0 means 1,024. Of those, 64 may be in their handshake.
+	// 0 means 1,024. Beside them there are 64 that may be strangers'.
 	MaxConns int
-	// Handshake is how long it may take to connect and to prove the key; 0 means 5 s.
+	// Handshake is how long it may take to connect, to prove the key and to open an
+	// owner; 0 means 5 s.
 	Handshake time.Duration
 	// Stall is how long one segment may take to be sent to a reader that doesn't take
 	// it, before its connection is closed; 0 means 30 s.

@@ -73,6 +73,8 @@ type visitor struct {
 	in   *bufio.Reader
 	x    *export // from open on
 
+	admitted bool // by the engine, at open
+
 	head   [headBytes]byte
 	body   [smallBody]byte
 	answer [replyBytes]byte
@@ -112,18 +114,20 @@ func (v *visitor) serve() error {
 	}
 }
 
-// request reads the head of the next request: a reader may be silent for as long as it
-// likes, but not in the middle of one.
+// request reads the head of the next request: once it has opened an owner, a reader may
+// be silent for as long as it likes, but not in the middle of one.
 func (v *visitor) request() (h head, err error) {
-	if err := v.tcp.SetReadDeadline(time.Time{}); err != nil {
-		return h, err
-	}
-	if _, err := v.in.Peek(1); err != nil {
-		return h, err
-	}
-	if err := v.tcp.SetDeadline(time.Now().Add(v.e.o.Handshake)); err != nil {
-		return h, err
-	}
+	if v.x != nil {
+		if err := v.tcp.SetReadDeadline(time.Time{}); err != nil {
+			return h, err
+		}
+		if _, err := v.in.Peek(1); err != nil {
+			return h, err
+		}
+		if err := v.tcp.SetDeadline(time.Now().Add(v.e.o.Handshake)); err != nil {
+			return h, err
+		}
+	} // else the handshake's time is not over
 	if _, err := io.ReadFull(v.in, v.head[:]); err != nil {
 		return h, err
 	}
@@ -156,6 +160,9 @@ func (v *visitor) do(h head) error {
 			return v.fail(codeGone, errGone())
 		case v.x.print != print:
 			return v.fail(codeGeometry, fault.New(fault.Invalid, "request", "is about another geometry"))
+		}
+		if err := v.e.admit(v); err != nil {
+			return v.fail(codeFull, err)
 		}
 		return v.say(reply{kind: sayDone})
 	case askWord:

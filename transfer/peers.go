@@ -3,6 +3,8 @@ package transfer
 import (
 	"context"
 	"errors"
+	"fmt"
+	"strings"
 	"sync"
 
 	"github.com/kvferry/kvferry/fault"
@@ -38,10 +40,93 @@ type peer struct {
 	last   uint64 // guarded by Reader.mu; Reader.turn of the last use
 }
 
-// open returns the source of the job's owner, opened once however many read from it.
-// The caller gives it to put afterwards, unless there is an error.
+// way is one way to an owner: an engine that both sides have.
+type way struct {
+	engine Engine
+	offer  []byte
+}
+
+// appendWays appends the ways to the owner of d, in its order of preference.
+func (r *Reader) appendWays(ways []way, d *Descriptor) []way {
+	for _, o := range d.Offers {
+		for _, e := range r.o.Engines {
+			if e.Name() == o.Engine {
+				ways = append(ways, way{e, o.Data})
+			}
+		}
+	}
+	return ways
+}
+
+func (r *Reader) errNoEngine(d *Descriptor) error {
+	var theirs, ours []string
+	for _, o := range d.Offers {
+		theirs = append(theirs, fmt.Sprintf("%q", o.Engine))
+	}
+	for _, e := range r.o.Engines {
+		ours = append(ours, fmt.Sprintf("%q", e.Name()))
+	}
+	return fault.New(fault.Unsupported, "descriptor", "its owner is reached by [%s], and this side reads by [%s]",
+		strings.Join(theirs, " "), strings.Join(ours, " ")).Hint("give both sides one engine")
+}
+
+// open returns the job's owner, by the way that is open already, or else by the first
+// that can be opened: an owner offers what works on its own host first, and a reader on
+// another one has to pass that over. The caller gives the peer to put afterwards, unless
+// there is an error.
 func (r *Reader) open(ctx context.Context, j *job) (*peer, error) {
-	id := peerID{owner: j.d.Owner, geometry: j.d.Geometry.Fingerprint(), engine: j.engine.Name(), offer: string(j.offer)}
+	if i := r.openWay(j); i > 0 {
+		j.ways[0], j.ways[i] = j.ways[i], j.ways[0]
+	}
+	var failed error
+	for _, w := range j.ways {
+		j.engine = w.engine.Name()
+		p, err := r.openBy(ctx, j, w)
+		if err == nil {
+			return p, nil
+		}
+		if failed != nil {
+			err = fault.Wrap(fault.KindOf(failed), "", fmt.Errorf("%w; by %s: %w", failed, j.engine, err))
+		}
+		if failed = err; ctx.Err() != nil {
+			break
+		}
+	}
+	return nil, failed
+}
+
+// openWay returns which of the job's ways is open, −1 for none.
+func (r *Reader) openWay(j *job) int {
+	if len(j.ways) < 2 {
+		return -1
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for i, w := range j.ways {
+		if p := r.peers[idOf(j.d, w)]; p != nil && p.isOpen() {
+			return i
+		}
+	}
+	return -1
+}
+
+// isOpen reports whether p was opened, and can be read from.
+func (p *peer) isOpen() bool {
+	select {
+	case <-p.opened:
+		return p.err == nil
+	default:
+		return false
+	}
+}
+
+func idOf(d *Descriptor, w way) peerID {
+	return peerID{owner: d.Owner, geometry: d.Geometry.Fingerprint(), engine: w.engine.Name(), offer: string(w.offer)}
+}
+
+// openBy is open by one way, which is opened once however many reads take it.
+func (r *Reader) openBy(ctx context.Context, j *job, w way) (*peer, error) {
+	id := idOf(j.d, w)
 	for {
 		r.mu.Lock()
 		p := r.peers[id]
@@ -53,7 +138,7 @@ func (r *Reader) open(ctx context.Context, j *job) (*peer, error) {
 		p.uses++
 		r.mu.Unlock()
 		if opener {
-			p.source, p.err = j.engine.Open(ctx, r.target, j.d, j.offer)
+			p.source, p.err = w.engine.Open(ctx, r.target, j.d, w.offer)
 			if p.err != nil {
 				otherwise := fault.Device
 				// An engine can see that the time is over before ctx does.

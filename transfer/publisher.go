@@ -30,7 +30,14 @@ func HoldArena(a *page.Arena) Holder { return arenaHolder{a} }
 
 type arenaHolder struct{ arena *page.Arena }
 
-func (h arenaHolder) Hold(pages []page.ID) error { return h.arena.Retain(pages) }
+func (h arenaHolder) Hold(pages []page.ID) error {
+	err := h.arena.Retain(pages)
+	if err == nil || fault.RemedyOf(err) != "" {
+		return err
+	}
+	return fault.Wrap(kindOr(err, fault.Busy), "arena of the holder", err).
+		Hint("acquire the pages in the arena that HoldArena was given, and seal them")
+}
 
 func (h arenaHolder) Release(pages []page.ID) error {
 	_, err := h.arena.Release(pages)
@@ -130,8 +137,10 @@ func (pub *publication) until(t time.Time) {
 // (options), fault.Memory, and those of [Engine.Offer].
 func NewPublisher(o PublisherOptions) (*Publisher, error) {
 	switch {
-	case o.Cache == nil || o.Host == nil:
-		return nil, fault.New(fault.Invalid, "publisher", "Cache and Host are required")
+	case o.Cache == nil:
+		return nil, fault.New(fault.Invalid, "Cache", "is missing").Hint("give the cache whose pages are published")
+	case o.Host == nil:
+		return nil, fault.New(fault.Invalid, "Host", "is missing").Hint("give a device.Host, for the epoch words")
 	case o.Publications < 0 || o.Publications > maxPublications:
 		return nil, fault.New(fault.Invalid, "Publications", "%d is not in 0 … %d", o.Publications, maxPublications)
 	case o.MaxTTL < 0:
@@ -222,8 +231,10 @@ func (p *Publisher) Publish(l Lease) (*Descriptor, error) {
 	}
 	switch {
 	case l.TTL <= 0 || l.TTL > p.o.MaxTTL:
-		return nil, fault.New(fault.Invalid, "lease", "its time %v is not more than 0 and at most %v", l.TTL, p.o.MaxTTL).
+		return nil, fault.New(fault.Invalid, "lease", "its time is %v, and must be more than 0 and at most %v", l.TTL, p.o.MaxTTL).
 			Hint("choose another time, or allow a longer one: PublisherOptions.MaxTTL")
+	case len(l.Pages) == 0:
+		return nil, fault.New(fault.Invalid, "lease", "of no pages").Hint("how the cache is reached says Descriptor")
 	case l.Readers < 0:
 		return nil, fault.New(fault.Invalid, "lease", "%d readers", l.Readers)
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"sync"
 	"time"
 
@@ -16,6 +15,7 @@ import (
 )
 
 const (
+	hostName        = "host" // of the device whose memory the processor addresses
 	defaultWorkers  = 3
 	maxWorkers      = 256
 	defaultDeadline = 30 * time.Second
@@ -60,7 +60,8 @@ type Options struct {
 //  1. StartRetrieve checks all that it was given, and plans the copy. What it refuses
 //     has touched no byte.
 //  2. A goroutine waits for its turn, for what Compute does with the pages, and opens
-//     the owner, unless that is open already.
+//     the owner, unless that is open already: by the owner's first choice of the engines
+//     that both sides have or, where that fails, by the next.
 //  3. It reads the epoch word, has the engine copy, and reads the word again. If either
 //     differs from the descriptor's count, or the deadline has passed, or a checksum
 //     differs, the read has failed, whatever arrived.
@@ -92,8 +93,8 @@ type job struct {
 	tokens [2]int
 	plan   Plan
 	d      *Descriptor
-	engine Engine
-	offer  []byte
+	ways   []way        // to the owner, in its order
+	engine string       // of the way that was taken
 	fence  device.Event // of Compute; nil without
 
 	checked int // whole pages whose checksums were compared
@@ -110,8 +111,10 @@ type Stats struct {
 // NewReader returns a reader with no read in flight. Kind: fault.Invalid.
 func NewReader(o Options) (*Reader, error) {
 	switch {
-	case o.Cache == nil || o.Device == nil:
-		return nil, fault.New(fault.Invalid, "reader", "Cache and Device are required")
+	case o.Cache == nil:
+		return nil, fault.New(fault.Invalid, "Cache", "is missing").Hint("give the cache that is read into")
+	case o.Device == nil:
+		return nil, fault.New(fault.Invalid, "Device", "is missing").Hint("give the device that has the memory of Cache")
 	case o.MaxWorkers < 0 || o.MaxWorkers > maxWorkers:
 		return nil, fault.New(fault.Invalid, "MaxWorkers", "%d is not in 0 … %d", o.MaxWorkers, maxWorkers)
 	case o.Deadline < 0:
@@ -161,7 +164,8 @@ func (r *Reader) Descriptor() (*Descriptor, error) {
 //
 // The ticket is done when nothing writes the local pages any more, and says how the
 // read ended; they hold undefined bytes in the range if it failed. Until then they stay
-// reserved. ctx ends a read early, as the deadline does. An empty range is done at once.
+// reserved. ctx ends a read early, as the deadline does. A range whose end is not behind
+// its start is empty, and done at once.
 //
 // Kinds of outcomes: fault.Invalid (range, pages, a descriptor of another geometry or of
 // this very cache), fault.Unsupported (no engine on both sides; no lease), fault.NotFound
@@ -192,7 +196,8 @@ func (r *Reader) StartRetrieve(ctx context.Context, start, end int, local, remot
 }
 
 func (r *Reader) done(j *job) {
-	j.d, j.engine, j.offer, j.fence, j.checked = nil, nil, nil, nil, 0
+	clear(j.ways) // its engines and offers are others'
+	j.d, j.ways, j.engine, j.fence, j.checked = nil, j.ways[:0], "", nil, 0
 	r.jobs.Put(j)
 }
 
@@ -236,7 +241,10 @@ func (r *Reader) prepare(j *job, start, end int, local, remote []page.ID, d *Des
 		return fault.New(fault.NotFound, "descriptor", "its lease expired at %v", d.Expires).Hint("ask the owner to publish again")
 	}
 	if err := kv.Exchangeable(g, d.Geometry); err != nil {
-		return fault.Wrap(fault.Invalid, "descriptor", err)
+		return fault.Wrap(fault.Invalid, "this cache, and its owner's behind it", err)
+	}
+	if r.target.Device.Name() == hostName && !hostCache(r.o.Cache) {
+		return fault.New(fault.Closed, "cache", "its memory was freed").Hint("close the reader first, then its cache")
 	}
 	if err := checkPages(&j.plan, g, d); err != nil {
 		return err
@@ -244,7 +252,7 @@ func (r *Reader) prepare(j *job, start, end int, local, remote []page.ID, d *Des
 	if r.whole != nil && len(j.plan.Parts) > 0 {
 		return r.whole
 	}
-	if j.engine, j.offer = r.choose(d); j.engine == nil {
+	if j.ways = r.appendWays(j.ways[:0], d); len(j.ways) == 0 {
 		return r.errNoEngine(d)
 	}
 	if r.o.Compute != nil {
@@ -270,7 +278,8 @@ func checkPages(p *Plan, g *kv.Geometry, d *Descriptor) error {
 		}
 		var ok bool
 		if at, ok = d.published(remote, at); !ok {
-			return fault.New(fault.Invalid, "remote pages", "page %d is not among the %d that are published", remote, len(d.Pages))
+			return fault.New(fault.Invalid, "remote pages", "page %d is not among the %d that are published", remote, len(d.Pages)).
+				Hint("see whether local and remote pages have changed places, or have the owner publish it")
 		}
 		return nil
 	}
@@ -285,30 +294,6 @@ func checkPages(p *Plan, g *kv.Geometry, d *Descriptor) error {
 		}
 	}
 	return nil
-}
-
-// choose returns the owner's first choice among the engines that both sides have.
-func (r *Reader) choose(d *Descriptor) (Engine, []byte) {
-	for _, o := range d.Offers {
-		for _, e := range r.o.Engines {
-			if e.Name() == o.Engine {
-				return e, o.Data
-			}
-		}
-	}
-	return nil, nil
-}
-
-func (r *Reader) errNoEngine(d *Descriptor) error {
-	var theirs, ours []string
-	for _, o := range d.Offers {
-		theirs = append(theirs, fmt.Sprintf("%q", o.Engine))
-	}
-	for _, e := range r.o.Engines {
-		ours = append(ours, fmt.Sprintf("%q", e.Name()))
-	}
-	return fault.New(fault.Unsupported, "descriptor", "its owner is reached by [%s], and this side reads by [%s]",
-		strings.Join(theirs, " "), strings.Join(ours, " ")).Hint("give both sides one engine")
 }
 
 // read runs a job. When it returns, nothing writes the local pages.
@@ -329,8 +314,15 @@ func (r *Reader) read(ctx context.Context, j *job) error {
 	if err == nil {
 		return nil
 	}
-	return fault.Wrap(kindOr(err, fault.Busy),
-		fmt.Sprintf("read of tokens [%d, %d) from %v by %s", j.tokens[0], j.tokens[1], j.d.Owner, j.engine.Name()), err)
+	what := fmt.Sprintf("read of tokens [%d, %d) from %v", j.tokens[0], j.tokens[1], j.d.Owner)
+	if j.engine != "" {
+		what += " by " + j.engine
+	}
+	failed := fault.Wrap(kindOr(err, fault.Busy), what, err)
+	if errors.Is(err, context.DeadlineExceeded) && fault.RemedyOf(err) == "" {
+		return failed.Hint("see whether the owner runs, or allow more time: Options.Deadline is %v", r.o.Deadline)
+	}
+	return failed
 }
 
 // transfer takes a turn, and does what the comment of [Reader] says.
@@ -450,6 +442,9 @@ func (e *UnfinishedError) Unwrap() []error { return []error{fault.Busy, e.Err} }
 // Retrieve is StartRetrieve, and waits: until the deadline or the end of ctx, not
 // longer. A read that is not over then is an *[UnfinishedError].
 func (r *Reader) Retrieve(ctx context.Context, start, end int, local, remote []page.ID, d *Descriptor) error {
+	if err := ctx.Err(); err != nil {
+		return fault.Wrap(fault.Busy, "read, before it began", err)
+	}
 	ctx, cancel := context.WithTimeout(ctx, r.o.Deadline)
 	defer cancel()
 	t := r.StartRetrieve(ctx, start, end, local, remote, d)
@@ -461,11 +456,12 @@ func (r *Reader) Retrieve(ctx context.Context, start, end int, local, remote []p
 }
 
 // Ack tells the owner of d that this reader has what it wants of what d published: where
-// no other reader is awaited, the owner releases the pages. It doesn't wait for an
-// answer, and says it once, however often it is called. Without it they are released when this reader closes or the lease expires.
-// Kinds: fault.Invalid (no descriptor, or one that publishes nothing), fault.Unsupported
-// (no engine on both sides, or one with no channel to the owner: give the descriptor's owner and epoch to
-// [Publisher.Ack] there), fault.Closed, and the engine's.
+// no other reader is awaited, the owner releases the pages. It opens the owner unless that
+// is open, doesn't wait for an answer, and says it once, however often it is called.
+// Without it the pages are released when this reader closes or the lease expires. Kinds:
+// fault.Invalid (no descriptor, or one that publishes nothing), fault.Unsupported (no
+// engine on both sides, or one with no channel to the owner: give the descriptor's owner
+// and epoch to [Publisher.Ack] there), fault.Closed, and the engine's.
 func (r *Reader) Ack(ctx context.Context, d *Descriptor) error {
 	if d == nil || d.Geometry == nil {
 		return fault.New(fault.Invalid, "descriptor", "there is none")
@@ -473,8 +469,8 @@ func (r *Reader) Ack(ctx context.Context, d *Descriptor) error {
 	if d.Expires.IsZero() && len(d.Pages) == 0 {
 		return fault.New(fault.Invalid, "descriptor", "publishes nothing that could be acknowledged")
 	}
-	j := &job{d: d}
-	if j.engine, j.offer = r.choose(d); j.engine == nil {
+	j := &job{d: d, ways: r.appendWays(nil, d)}
+	if len(j.ways) == 0 {
 		return r.errNoEngine(d)
 	}
 	if err := r.enter(); err != nil {

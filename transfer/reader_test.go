@@ -388,7 +388,7 @@ func TestReader_TellsNobodyOfAnEarlierFailure(t *testing.T) {
 	r := pair.read(Options{})
 	pair.engine.fail = fault.New(fault.Device, "bus", "gone")
 	for range 100 { // of the two that have happened, a select takes either
-		if _, err := r.open(ended{t.Context()}, &job{d: d, engine: pair.engine}); len(r.peers) != 0 {
+		if _, err := r.open(ended{t.Context()}, &job{d: d, ways: []way{{engine: pair.engine}}}); len(r.peers) != 0 {
 			t.Fatalf("%v; an owner that could not be opened is still in the table", err)
 		}
 	}
@@ -409,5 +409,36 @@ func TestReader_AcknowledgesOnce(t *testing.T) {
 	noError(t, pair.read(Options{}).Ack(t.Context(), d))
 	if p.Leased() != 0 {
 		t.Error("both have acknowledged, and the publication lives")
+	}
+}
+
+// An owner's first choice may be an engine of its own host: on another one a read takes
+// the next, and stays with it.
+func TestReader_TakesTheNextEngineWhenOneCannotOpen(t *testing.T) {
+	pair := newPair(t)
+	far := &fakeEngine{name: "far"}
+	p := pair.publish(PublisherOptions{Holder: HoldArena(pair.arena), Engines: []Engine{pair.engine, far}})
+	r := pair.read(Options{Engines: []Engine{far, pair.engine}})
+	pair.engine.fail = fault.New(fault.NotFound, "socket", "is on another host").Hint("go there")
+	d := must(p.Publish(Lease{Pages: pair.pages, TTL: time.Minute}))(t)
+	noError(t, r.Retrieve(t.Context(), 0, 8, pair.pages, pair.pages, d))
+	if far.opened != 1 {
+		t.Errorf("opened %d times by the second engine", far.opened)
+	}
+	pair.engine.fail = nil
+	noError(t, r.Retrieve(t.Context(), 0, 8, pair.pages, pair.pages, d))
+	noError(t, r.Ack(t.Context(), d))
+	if pair.engine.opened != 0 || far.opened != 1 || p.Leased() != 0 {
+		t.Errorf("opened %d and %d times; %d publications are left", pair.engine.opened, far.opened, p.Leased())
+	}
+
+	other := pair.read(Options{Engines: []Engine{far, pair.engine}})
+	d = must(p.Publish(Lease{Pages: pair.pages, TTL: time.Minute}))(t)
+	pair.engine.fail = fault.New(fault.NotFound, "socket", "is on another host").Hint("go there")
+	far.fail = fault.New(fault.Device, "network", "is down")
+	err := other.Retrieve(t.Context(), 0, 8, pair.pages, pair.pages, d)
+	if !errors.Is(err, fault.NotFound) || !errors.Is(err, fault.Device) || fault.RemedyOf(err) == "" ||
+		!strings.Contains(err.Error(), "another host") || !strings.Contains(err.Error(), "by far: open: network: is down") {
+		t.Errorf("both fail: %v", err)
 	}
 }

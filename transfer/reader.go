@@ -348,7 +348,9 @@ func (r *Reader) transfer(ctx context.Context, j *job) (err error) {
 		return err
 	}
 	failed := true
-	defer func() { r.put(p, failed) }()
+	defer func() { // a read that nobody wants any more says nothing of its owner
+		r.put(p, failed && !errors.Is(ctx.Err(), context.Canceled))
+	}()
 	if err := p.source.Join(j.d.Epoch); err != nil {
 		return err
 	}

@@ -442,3 +442,25 @@ func TestReader_TakesTheNextEngineWhenOneCannotOpen(t *testing.T) {
 		t.Errorf("both fail: %v", err)
 	}
 }
+
+// A request that is aborted costs no other one the connection to the owner.
+func TestReader_KeepsAnOwnerWhenAReadIsCancelled(t *testing.T) {
+	pair := newPair(t)
+	p := pair.publish(PublisherOptions{Holder: HoldArena(pair.arena)})
+	r := pair.read(Options{})
+	d := must(p.Publish(Lease{Pages: pair.pages, TTL: time.Minute}))(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	pair.engine.copies = func(ctx context.Context, _ device.Stream) error {
+		cancel()
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	if err := r.StartRetrieve(ctx, 0, 8, pair.pages, pair.pages, d).Wait(t.Context()); !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v, want canceled", err)
+	}
+	pair.engine.copies = nil
+	noError(t, r.Retrieve(t.Context(), 0, 8, pair.pages, pair.pages, d))
+	if pair.engine.opened != 1 || pair.engine.closed != 0 {
+		t.Errorf("opened %d times and closed %d times", pair.engine.opened, pair.engine.closed)
+	}
+}

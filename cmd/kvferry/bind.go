@@ -150,7 +150,7 @@ func readConfig(path string, known []string) (map[string]string, error) {
 			values[name] = strconv.FormatFloat(v, 'g', -1, 64)
 		default:
 			return nil, fault.New(fault.Invalid, path+": "+name, "not a single value").
-				Hint("a line is an option, like host-pages = 8192")
+				Hint("a line is an option, like host-pages = 8192; what takes a list, takes engine = \"hostipc,tcp\"")
 		}
 	}
 	return values, nil

@@ -4,10 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"os/signal"
 	"strconv"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
 
 	"github.com/kvferry/kvferry/cmd/kvferry/internal/engines"
 	"github.com/kvferry/kvferry/cmd/kvferry/internal/transfer"
@@ -64,6 +67,11 @@ that it knows. Give it an address in a network that you trust.`,
 			if o.Descriptor == transfer.Stdio {
 				log.W = cmd.ErrOrStderr()
 			}
+			// What reads our output may end before us: then writing fails, and all is taken
+			// away, which the signal would not let us do.
+			broken := make(chan os.Signal, 1)
+			signal.Notify(broken, unix.SIGPIPE)
+			defer signal.Stop(broken)
 			err := transfer.Serve(cmd.Context(), o, cmd.OutOrStdout(), cmd.ErrOrStderr(), log)
 			if werr := log.Err(); werr != nil {
 				return errors.Join(err, fmt.Errorf("cannot write what happens: %w", werr))

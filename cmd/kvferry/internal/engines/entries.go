@@ -30,7 +30,11 @@ func onHost(_ *Options, side Side, x *accel.Opened) (what, remedy string) {
 }
 
 func openHostIPC(context.Context, *Options, Side, *accel.Opened) (transfer.Engine, error) {
-	return hostipc.New(hostipc.Options{})
+	e, err := hostipc.New(hostipc.Options{})
+	if err != nil {
+		return nil, fault.Wrap(kindOf(err), "", err).Hint("set XDG_RUNTIME_DIR to a folder of your own, or choose other engines with --engine")
+	}
+	return e, nil
 }
 
 func noTCP(o *Options, side Side, x *accel.Opened) (what, remedy string) {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -20,6 +21,9 @@ import (
 // Stdio as a file's name is standard output, or standard input. There a descriptor is a
 // line of base64, so that it can be copied from one terminal into another.
 const Stdio = "-"
+
+// magic is what a descriptor begins with.
+const magic = "KVFD"
 
 // DefaultDescriptor is the file by which serve and read find each other on one host: in
 // the folder of the user's own where their sockets are, too.
@@ -50,8 +54,35 @@ type published struct {
 	last []byte // what was written last
 }
 
+// checkTarget refuses to put a descriptor where something else is, which would be lost.
+// Kinds: fault.Exists, fault.Unsupported.
+func checkTarget(path string) error {
+	s, err := os.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fault.Wrap(fault.Unsupported, "--descriptor", err).Hint("name a file in a folder that can be written to")
+	}
+	if !s.Mode().IsRegular() {
+		return fault.New(fault.Exists, "--descriptor: "+path, "is there, and is no regular file").
+			Hint("name a new file, or give --descriptor - for standard output")
+	}
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return fault.Wrap(fault.Unsupported, "--descriptor", err).Hint("name another file")
+	}
+	defer func() { _ = f.Close() }() // it was only read
+	var head [len(magic)]byte
+	if n, _ := io.ReadFull(f, head[:]); n > 0 && string(head[:n]) != magic {
+		return fault.New(fault.Exists, "--descriptor: "+path, "is something else than a descriptor, and would be lost").
+			Hint("name another file, or remove this one")
+	}
+	return nil
+}
+
 // publishTo takes a descriptor's file for this process. Kinds: fault.Busy (another one
-// has it), fault.Unsupported.
+// has it), fault.Exists (it is something else), fault.Unsupported.
 func publishTo(path string, stdout io.Writer) (*published, error) {
 	if path == Stdio {
 		return &published{path: path, out: stdout}, nil
@@ -60,6 +91,9 @@ func publishTo(path string, stdout io.Writer) (*published, error) {
 		if err := ownFolder(filepath.Dir(path)); err != nil {
 			return nil, err
 		}
+	}
+	if err := checkTarget(path); err != nil {
+		return nil, err
 	}
 	p := &published{path: path}
 	name := path + ".lock"
@@ -125,15 +159,18 @@ func (p *published) close() error {
 func readDescriptor(ctx context.Context, path string, stdin io.Reader) (*transfer.Descriptor, error) {
 	var b []byte
 	var err error
-	if path == Stdio {
-		b, err = readLine(ctx, stdin)
-	} else {
+	switch {
+	case path == Stdio:
+		b, err = readLine(ctx, stdin, path)
+	case onlyOnce(path):
+		b, err = readLine(ctx, &opener{path: path}, path)
+	default:
 		b, err = readFile(path)
 	}
 	if err != nil {
 		return nil, err
 	}
-	if text := bytes.TrimSpace(b); !bytes.HasPrefix(b, []byte("KVFD")) && len(text) > 0 {
+	if text := bytes.TrimSpace(b); !bytes.HasPrefix(b, []byte(magic)) && len(text) > 0 {
 		plain := make([]byte, base64.StdEncoding.DecodedLen(len(text)))
 		if n, err := base64.StdEncoding.Decode(plain, text); err == nil {
 			b = plain[:n]
@@ -169,9 +206,38 @@ func readFile(path string) ([]byte, error) {
 	return b, nil
 }
 
+// onlyOnce reports whether what path gives is gone once it was read, and may be long in
+// coming: standard input, or a pipe.
+func onlyOnce(path string) bool {
+	s, err := os.Stat(path)
+	return path == Stdio || err == nil && s.Mode()&(fs.ModeNamedPipe|fs.ModeDevice) != 0
+}
+
+// opener opens its file when it is read from: to open a pipe is to wait for its writer.
+type opener struct {
+	path string
+	file *os.File
+}
+
+func (o *opener) Read(b []byte) (n int, err error) {
+	if o.file == nil {
+		if o.file, err = os.Open(o.path); err != nil {
+			return 0, err
+		}
+	}
+	return o.file.Read(b)
+}
+
+func (o *opener) Close() error {
+	if o.file == nil {
+		return nil
+	}
+	return o.file.Close()
+}
+
 // readLine reads the first line of r, or until ctx ends: then its goroutine stays until r
-// does.
-func readLine(ctx context.Context, r io.Reader) ([]byte, error) {
+// does. It closes r if it is one of ours.
+func readLine(ctx context.Context, r io.Reader, path string) ([]byte, error) {
 	type line struct {
 		b   []byte
 		err error
@@ -180,7 +246,10 @@ func readLine(ctx context.Context, r io.Reader) ([]byte, error) {
 	go func() {
 		var l line
 		var one [4096]byte
-		isFile := func() bool { return bytes.HasPrefix(l.b, []byte("KVFD")) }
+		if o, ok := r.(*opener); ok {
+			defer func() { _ = o.Close() }() // it was only read
+		}
+		isFile := func() bool { return bytes.HasPrefix(l.b, []byte(magic)) }
 		for l.err == nil && len(l.b) <= maxText && (isFile() || !bytes.ContainsRune(l.b, '\n')) {
 			var n int
 			n, l.err = r.Read(one[:])
@@ -194,10 +263,10 @@ func readLine(ctx context.Context, r io.Reader) ([]byte, error) {
 	select {
 	case l := <-got:
 		if l.err != nil {
-			return nil, fault.Wrap(fault.Invalid, "--descriptor -", l.err).Hint("give it the line that kvferry transfer serve --descriptor - wrote")
+			return nil, fault.Wrap(fault.Invalid, "--descriptor "+path, l.err).Hint("give it the line that kvferry transfer serve --descriptor - wrote")
 		}
 		b, _, _ := bytes.Cut(l.b, []byte("\n"))
-		if bytes.HasPrefix(l.b, []byte("KVFD")) {
+		if bytes.HasPrefix(l.b, []byte(magic)) {
 			b = l.b // as it is in a file
 		}
 		return b, nil

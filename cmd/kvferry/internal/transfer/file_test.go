@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/kvferry/kvferry/fault"
 	"github.com/kvferry/kvferry/kv"
 	"github.com/kvferry/kvferry/page"
@@ -168,5 +170,37 @@ func TestOwnFolder_IsNobodyElses(t *testing.T) {
 		if err := ownFolder(bad); !errors.Is(err, fault.Unsupported) || !strings.Contains(fault.RemedyOf(err), "XDG_RUNTIME_DIR") {
 			t.Errorf("%s: %v", bad, err)
 		}
+	}
+}
+
+// What a pipe gives is waited for until ctx ends, also where nobody writes into it.
+func TestReadDescriptor_WaitsForAPipeNoLongerThanCtx(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "pipe")
+	if err := unix.Mkfifo(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	go cancel()
+	if _, err := readDescriptor(ctx, path, nil); !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v, want canceled", err)
+	}
+	say := func() error { // once somebody listens
+		f, err := os.OpenFile(path, os.O_WRONLY, 0)
+		if err != nil {
+			return err
+		}
+		_, err = f.WriteString("no descriptor\n")
+		return errors.Join(err, f.Close())
+	}
+	if err := say(); err != nil { // to who was given up
+		t.Fatal(err)
+	}
+	said := make(chan error, 1)
+	go func() { said <- say() }()
+	if _, err := readDescriptor(t.Context(), path, nil); !errors.Is(err, fault.Invalid) {
+		t.Errorf("error %v, want kind invalid", err)
+	}
+	if err := <-said; err != nil {
+		t.Error(err)
 	}
 }

@@ -292,7 +292,7 @@ func (r *readRun) engine() string {
 
 // renew looks whether the owner has published anew.
 func (r *readRun) renew(ctx context.Context, stdin io.Reader) error {
-	if r.o.Descriptor == Stdio {
+	if onlyOnce(r.o.Descriptor) {
 		return nil
 	}
 	d, err := readDescriptor(ctx, r.o.Descriptor, stdin)

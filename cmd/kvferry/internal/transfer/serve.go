@@ -65,8 +65,9 @@ func (o *ServeOptions) check() error {
 }
 
 // Serve publishes a cache that is filled by a seed, until ctx ends, which is no error, or,
-// with Once, a reader has acknowledged. What happens goes to log; the descriptor to its
-// file, or to stdout; progress, on a terminal, to terminal.
+// with Once, a reader has acknowledged; then the end of ctx before that is one. What
+// happens goes to log, and it ends when that can't be written any more; the descriptor to
+// its file, or to stdout; progress, on a terminal, to terminal.
 //
 // Kinds: fault.Invalid, fault.NotFound, fault.Unsupported (options, engines, a device),
 // fault.Busy (the descriptor's file), fault.Memory, fault.Device.
@@ -78,7 +79,7 @@ func Serve(ctx context.Context, o ServeOptions, stdout, terminal io.Writer, log 
 	if err != nil {
 		return err
 	}
-	s := &server{o: o, log: log, readers: make(chan reader, 64)}
+	s := &server{o: o, log: log, readers: make(chan reader, 64), done: make(chan struct{}, 1)}
 	defer func() { err = errors.Join(err, s.close()) }()
 	if s.opened, err = accel.Open(ctx, o.Device, accel.Options{Libraries: o.Libraries, Copier: o.Copier}); err != nil {
 		return err
@@ -93,7 +94,7 @@ func Serve(ctx context.Context, o ServeOptions, stdout, terminal io.Writer, log 
 		return err
 	}
 	if err := s.fill(ctx, g, terminal); err != nil {
-		if errors.Is(err, context.Canceled) {
+		if errors.Is(err, context.Canceled) && !o.Once {
 			return nil
 		}
 		return err
@@ -115,6 +116,7 @@ type server struct {
 
 	publisher *transfer.Publisher
 	readers   chan reader
+	done      chan struct{} // a reader has acknowledged
 }
 
 func (s *server) close() error {
@@ -171,7 +173,7 @@ func (s *server) fill(ctx context.Context, g *kv.Geometry, terminal io.Writer) (
 		return err
 	}
 	s.publisher, err = transfer.NewPublisher(transfer.PublisherOptions{
-		Cache: s.pages.cache, Holder: transfer.HoldArena(s.arena), Host: s.opened.Host, Engines: watched(s.engines.Engines, s.readers),
+		Cache: s.pages.cache, Holder: transfer.HoldArena(s.arena), Host: s.opened.Host, Engines: s.watched(s.engines.Engines),
 		Entity: entity + strconv.FormatUint(s.o.Seed, 10), MaxTTL: s.o.Lease,
 		Grace: s.o.Lease, // who goes without a word may come back as long as the lease lasts
 	})
@@ -202,9 +204,31 @@ func (s *server) serve(ctx context.Context) error {
 	defer renew.Stop()
 	var joined, acknowledged int
 	defer func() { s.log.Ended(joined, acknowledged) }()
-	for {
+	tell := func(r reader) {
+		switch r.state {
+		case readerJoined:
+			joined++
+		case readerDone:
+			acknowledged++
+		case readerGone:
+		}
+		s.log.Reader(r)
+	}
+	done := s.done
+	if !s.o.Once {
+		done = nil
+	}
+	for s.log.Err() == nil { // else nobody knows that it runs
 		select {
 		case <-ctx.Done():
+			if s.o.Once {
+				return ctx.Err()
+			}
+			return nil
+		case <-done:
+			for len(s.readers) > 0 {
+				tell(<-s.readers)
+			}
 			return nil
 		case <-renew.C:
 			if d, err = s.publish(); err != nil {
@@ -212,19 +236,10 @@ func (s *server) serve(ctx context.Context) error {
 			}
 			s.log.Renewed(d)
 		case r := <-s.readers:
-			switch r.state {
-			case readerJoined:
-				joined++
-			case readerDone:
-				acknowledged++
-			case readerGone:
-			}
-			s.log.Reader(r)
-			if r.state == readerDone && s.o.Once {
-				return nil
-			}
+			tell(r)
 		}
 	}
+	return nil
 }
 
 func (s *server) started(d *transfer.Descriptor) Started {
@@ -233,6 +248,9 @@ func (s *server) started(d *transfer.Descriptor) Started {
 		Owner: d.Owner.String(), Epoch: epochText(d.Epoch), Seed: s.o.Seed, Pages: len(d.Pages), PageBytes: g.PageBytes(), Cache: describe(g),
 		Device: s.opened.Device.Name(), Engines: s.engines.Names(), Reached: s.engines.Reached(), Warnings: s.engines.Warnings,
 		LeaseSeconds: s.o.Lease.Seconds(), Expires: d.Expires, Descriptor: s.file.path,
+	}
+	if x.Warnings == nil {
+		x.Warnings = []string{} // for JSON
 	}
 	x.far = s.engines.Far()
 	if s.opened.Accelerator != nil { // only a device reads from it
@@ -274,17 +292,17 @@ type reader struct {
 	epoch  transfer.Epoch
 }
 
-// watched returns the engines, which now say on readers who comes and goes.
-func watched(all []transfer.Engine, readers chan<- reader) (out []transfer.Engine) {
+// watched returns the engines, which now say who comes and goes.
+func (s *server) watched(all []transfer.Engine) (out []transfer.Engine) {
 	for _, e := range all {
-		out = append(out, watchedEngine{e, readers})
+		out = append(out, watchedEngine{e, s})
 	}
 	return out
 }
 
 type watchedEngine struct {
 	transfer.Engine
-	readers chan<- reader
+	s *server
 }
 
 // Offer implements [transfer.Engine].
@@ -308,10 +326,17 @@ func (w watchedEngine) Offer(e transfer.Export) ([]byte, func(), error) {
 	return w.Engine.Offer(e)
 }
 
-// tell doesn't wait: what nobody hears in a crowd is not worth stopping readers for.
+// tell doesn't wait: what nobody hears in a crowd is not worth stopping readers for. That
+// a reader has acknowledged is heard all the same.
 func (w watchedEngine) tell(r reader) {
 	select {
-	case w.readers <- r:
+	case w.s.readers <- r:
 	default:
+	}
+	if r.state == readerDone {
+		select {
+		case w.s.done <- struct{}{}:
+		default: // one is enough
+		}
 	}
 }

@@ -55,7 +55,7 @@ func (m *Machine) tcp(ctx context.Context) Finding {
 	defer cancel()
 	r, err := m.TCP(ctx)
 	if err != nil {
-		return yellow(engines.TCP, limitRemedy(err, "bring the interface lo up, and look at the rules of the firewall for it"), "127.0.0.1 can't be reached: %v", err)
+		return yellow(engines.TCP, limitRemedy(err, "bring the interface lo up, and look at the rules of the firewall for it"), "a read by 127.0.0.1 fails: %v", err)
 	}
 	return green(engines.TCP, "127.0.0.1 is reached in %d µs; both sides need one key (kvferry transfer key makes it), an owner an address (--listen)",
 		max(1, r.RoundTrip.Microseconds()))

@@ -38,7 +38,7 @@ func TestTransfers_SayWhatIsInTheWay(t *testing.T) {
 		"a limit of files": {ipc(unix.EMFILE, nil), Yellow, "too many open files", "ulimit -n"},
 		"no memfd":         {ipc(never, nil), Yellow, "can't be handed", "tcp"},
 		"TCP":              {loop(nil), Green, "reached in 80 µs; both sides need one key (kvferry transfer key", ""},
-		"no interface":     {loop(never), Yellow, "can't be reached", "interface lo"},
+		"no interface":     {loop(never), Yellow, "by 127.0.0.1 fails", "interface lo"},
 		"no library of Mooncake": {
 			mooncakeEngine(t.Context(), nil), Green, "--mooncake-library names its library", "",
 		},

@@ -104,5 +104,6 @@ func orElse(n, otherwise int) int {
 
 // describe says what a page is, for people.
 func describe(g *kv.Geometry) string {
-	return fmt.Sprintf("%d layers, %d tokens a page, %v, %v", g.Layers(), g.PageSize(), g.DType(), g.Layout())
+	return fmt.Sprintf("%d %s, %d %s a page, %v, %v", g.Layers(), plural(g.Layers(), "layer", "layers"),
+		g.PageSize(), plural(g.PageSize(), "token", "tokens"), g.DType(), g.Layout())
 }

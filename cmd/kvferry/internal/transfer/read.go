@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvferry/kvferry/cmd/kvferry/internal/accel"
@@ -130,7 +131,8 @@ type readRun struct {
 	pages   *pages
 	local   []page.ID // of all that is published, in the order of the sequence
 	reader  *transfer.Reader
-	seconds []float64 // of each pass
+	seconds []float64              // of each pass
+	way     atomic.Pointer[string] // the engine that has opened the owner; nil before
 
 	before              []*transfer.Descriptor // that were read by before d
 	compared, untouched int64                  // bytes
@@ -189,7 +191,7 @@ func (r *readRun) open(ctx context.Context) (err error) {
 	}
 	r.reader, err = transfer.NewReader(transfer.Options{
 		Cache: r.pages.cache, Device: r.opened.Device, Copier: r.opened.Copier, Host: r.opened.Host,
-		Engines: r.engines.Engines, Deadline: o.Deadline,
+		Engines: r.seen(r.engines.Engines), Deadline: o.Deadline,
 	})
 	return err
 }
@@ -279,8 +281,35 @@ func (r *readRun) offers() (names []string) {
 	return names
 }
 
-// engine is the one that is used: the owner's first choice of those that this side has.
+// seen returns the engines, which now say which of them opens the owner.
+func (r *readRun) seen(all []transfer.Engine) (out []transfer.Engine) {
+	for _, e := range all {
+		out = append(out, seenEngine{e, r})
+	}
+	return out
+}
+
+type seenEngine struct {
+	transfer.Engine
+	r *readRun
+}
+
+// Open implements [transfer.Engine].
+func (e seenEngine) Open(ctx context.Context, t transfer.Target, d *transfer.Descriptor, offer []byte) (transfer.Source, error) {
+	s, err := e.Engine.Open(ctx, t, d, offer)
+	if err == nil {
+		name := e.Name()
+		e.r.way.Store(&name)
+	}
+	return s, err
+}
+
+// engine is the one that is used: or, while there is none, the owner's first choice of
+// those that this side has.
 func (r *readRun) engine() string {
+	if name := r.way.Load(); name != nil {
+		return *name
+	}
 	ours := r.engines.Names()
 	for _, name := range r.offers() {
 		if slices.Contains(ours, name) {

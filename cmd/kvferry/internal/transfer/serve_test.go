@@ -220,3 +220,37 @@ func TestShellWord(t *testing.T) {
 		}
 	}
 }
+
+// An owner's first choice that leads nowhere is passed over, and the answer names the one
+// that was taken.
+func TestRead_NamesTheEngineThatWasUsed(t *testing.T) {
+	s := startServe(t, nil)
+	defer func() {
+		s.cancel()
+		if err := <-s.over; err != nil {
+			t.Error(err)
+		}
+	}()
+	o := s.read()
+	o.Engines.Names = []string{engines.HostIPC, engines.TCP}
+	d, err := readDescriptor(t.Context(), s.file, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.Offers = append([]transfer.Offer{{Engine: engines.HostIPC, Data: []byte("nowhere")}}, d.Offers...)
+	b, err := d.AppendBinary(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.Descriptor = filepath.Join(t.TempDir(), "other")
+	if err := os.WriteFile(o.Descriptor, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r, err := Read(t.Context(), o, nil, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Engine != engines.TCP {
+		t.Errorf("by %s", r.Engine)
+	}
+}

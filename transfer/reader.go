@@ -348,8 +348,8 @@ func (r *Reader) transfer(ctx context.Context, j *job) (err error) {
 		return err
 	}
 	failed := true
-	defer func() { // a read that nobody wants any more says nothing of its owner
-		r.put(p, failed && !errors.Is(ctx.Err(), context.Canceled))
+	defer func() { // a read that nobody wants any more says nothing of its owner, unless that failed too
+		r.put(p, failed && (!errors.Is(ctx.Err(), context.Canceled) || errors.Is(err, fault.Device)))
 	}()
 	if err := p.source.Join(j.d.Epoch); err != nil {
 		return err

@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -23,6 +24,7 @@ import (
 
 const (
 	startLimit = 20 * time.Second // for a child to load the library: seconds on a busy machine
+	leftLimit  = time.Second      // for what a process has left of its pipes and its socket
 	tailLines  = 6                // that are kept of what a child writes
 	lineBytes  = 1 << 10
 )
@@ -30,6 +32,10 @@ const (
 // childVariable is set in children. A program that doesn't know its verb, and so does
 // again what it does, starts no other.
 const childVariable = "KVFERRY_MOONCAKE_CHILD"
+
+// self is this process's program: what its name names may have been replaced since, by
+// one that speaks otherwise.
+const self = "/proc/self/exe"
 
 // child is a worker in a process of its own. It ends the process when that doesn't do
 // what it must in time, and nothing that it runs is over before the process is: memory
@@ -42,8 +48,8 @@ type child struct {
 	name     string
 	release  string
 
-	out  sync.Mutex
-	room []byte // guarded by out
+	out  chan struct{} // has one entry while a frame is sent
+	room []byte        // guarded by out
 
 	mu    sync.Mutex
 	last  uint64                 // guarded by mu; number of the last call
@@ -70,11 +76,10 @@ func startChild(ctx context.Context, o *Options, p purpose) (c *child, err error
 		return nil, fault.New(fault.Unsupported, "child process", "this is one, and a child has none").
 			Hint("a program that embeds kvferry calls mooncake.Serve when its argument is %s; or name kvferry: Options.Executable", Verb)
 	}
-	executable := o.Executable
-	if executable == "" {
-		if executable, err = os.Executable(); err != nil {
-			return nil, fault.Wrap(fault.NotFound, "Options.Executable", err)
-		}
+	cmd := exec.CommandContext(context.Background(), o.Executable, Verb) // it outlives the call
+	if o.Executable == "" {
+		cmd = exec.CommandContext(context.Background(), self, Verb)
+		cmd.Args[0], _ = os.Executable() // which only looks better
 	}
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -88,25 +93,23 @@ func startChild(ctx context.Context, o *Options, p purpose) (c *child, err error
 		return nil, fault.Wrap(fault.Device, "socket of a child", err)
 	}
 	c = &child{
-		cmd:  exec.CommandContext(context.Background(), executable, Verb), // it outlives the call
-		conn: conn.(*net.UnixConn),                                        //nolint:errcheck // of that family
-		said: &tail{log: o.Log}, patience: o.Patience, calls: map[uint64]chan *frame{}, gone: make(chan struct{}),
+		cmd:  cmd,
+		conn: conn.(*net.UnixConn), //nolint:errcheck // of that family
+		said: &tail{log: o.Log}, patience: o.Patience, out: make(chan struct{}, 1), calls: map[uint64]chan *frame{}, gone: make(chan struct{}),
 	}
 	c.cmd.Env = append(environ(os.Environ(), o, p.ipv6), childVariable+"=1")
 	c.cmd.ExtraFiles, c.cmd.Stderr = []*os.File{theirs}, c.said
-	c.cmd.WaitDelay = time.Second // for what it may have started and left
+	c.cmd.WaitDelay = leftLimit
 	// It ends with its parent, and signals from the terminal are the parent's.
 	c.cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true, Pdeathsig: unix.SIGKILL}
 	started := make(chan error)
-	// The signal comes when the thread ends that started it. This goroutine's is nobody's.
-	go func() { started <- c.cmd.Start() }()
+	go c.live(started)
 	err = <-started
 	_ = theirs.Close() // the child has it
 	if err != nil {
 		_ = conn.Close()
 		return nil, fault.Wrap(fault.NotFound, "child process", err).Hint("name the kvferry executable: Options.Executable")
 	}
-	go c.receive()
 
 	ctx, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()
@@ -126,10 +129,26 @@ func startChild(ctx context.Context, o *Options, p purpose) (c *child, err error
 
 func (c *child) named() (name, release string) { return c.name, c.release }
 
-// receive gives answers to who waits for them, and waits for the process.
-func (c *child) receive() {
-	c.kill(c.answers())
+// live starts the process, and waits for it. The kernel kills a child with its parent when
+// the thread ends that started it, whatever the rest of the parent does. So it is this
+// one's as long as the child lives: others of Go's end with what embedders run on them.
+func (c *child) live(started chan<- error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	err := c.cmd.Start()
+	started <- err
+	if err != nil {
+		return
+	}
+	answered := make(chan struct{})
+	go func() {
+		defer close(answered)
+		c.kill(c.answers())
+	}()
 	waited := c.cmd.Wait()
+	// What it had sent is there, and then the end, unless it has left its socket to another.
+	_ = c.conn.SetReadDeadline(time.Now().Add(leftLimit))
+	<-answered
 	c.mu.Lock()
 	c.death = c.obituary(waited)
 	c.mu.Unlock()
@@ -200,31 +219,59 @@ func (c *child) end(why string) {
 	<-c.gone
 }
 
-// begin sends a call. fds go along, and stay the caller's.
-func (c *child) begin(f *frame, fds []int) (answer chan *frame, err error) {
+// begin sends a call, unless ctx ends before that. fds go along, and stay the caller's.
+func (c *child) begin(ctx context.Context, f *frame, fds []int) (answer chan *frame, err error) {
 	answer = make(chan *frame, 1)
 	c.mu.Lock()
 	c.last++
 	f.call = c.last
 	c.calls[f.call] = answer
 	c.mu.Unlock()
-	if err := c.send(f, fds); err != nil {
-		c.end(fmt.Sprintf("killed: it can't be told anything: %v", err))
-		return nil, c.death
+	err = c.send(ctx, f, fds)
+	if err == nil {
+		return answer, nil
 	}
-	return answer, nil
+	if late := ctx.Err(); late != nil && errors.Is(err, os.ErrDeadlineExceeded) { // it was not sent
+		c.mu.Lock()
+		delete(c.calls, f.call)
+		c.mu.Unlock()
+		return nil, late
+	}
+	why := ""
+	if !errors.Is(err, unix.EPIPE) && !errors.Is(err, unix.ECONNRESET) && !errors.Is(err, net.ErrClosed) {
+		why = fmt.Sprintf("killed: it can't be told anything: %v", err)
+	} // else it has ended, and says so itself
+	c.end(why)
+	return nil, c.death
 }
 
-func (c *child) send(f *frame, fds []int) error {
+// send sends a frame, or fails when the child takes none for too long, or ctx ends.
+func (c *child) send(ctx context.Context, f *frame, fds []int) error {
 	var oob []byte
 	if len(fds) > 0 {
 		oob = unix.UnixRights(fds...)
 	}
-	c.out.Lock()
-	defer c.out.Unlock()
+	select {
+	case c.out <- struct{}{}:
+	case <-ctx.Done():
+		return os.ErrDeadlineExceeded
+	}
+	defer func() { <-c.out }()
 	c.room = f.append(c.room[:0])
 	if err := c.conn.SetWriteDeadline(time.Now().Add(c.patience)); err != nil { // should the child stand still
 		return err
+	}
+	if ctx.Done() != nil {
+		cut := make(chan struct{})
+		stop := context.AfterFunc(ctx, func() {
+			_ = c.conn.SetWriteDeadline(time.Now()) // else the one before is kept
+			close(cut)
+		})
+		defer func() {
+			if !stop() {
+				<-cut // or the next frame's limit would be cut
+			}
+		}()
 	}
 	_, _, err := c.conn.WriteMsgUnix(c.room, oob, nil)
 	return err
@@ -241,7 +288,7 @@ func (f *frame) result() ([]byte, error) {
 // call sends a call and waits for its answer, or until ctx ends. Then, and when the
 // answer is an error that it can't go on after, the child may still be at it.
 func (c *child) call(ctx context.Context, f *frame, fds []int) ([]byte, error) {
-	answer, err := c.begin(f, fds)
+	answer, err := c.begin(ctx, f, fds)
 	if err != nil {
 		return nil, err
 	}
@@ -300,7 +347,8 @@ func (c *child) read(ctx context.Context, segment uint32, requests []request) (e
 		for len(flying) < ahead && len(requests) > 0 && err == nil {
 			n := min(len(requests), frameRequests)
 			f.requests, requests = requests[:n], requests[n:]
-			answer, err := c.begin(&f, nil)
+			// Whole or not at all: the end of ctx is seen below.
+			answer, err := c.begin(context.Background(), &f, nil)
 			if err != nil {
 				return err // the process is no more
 			}
@@ -329,7 +377,7 @@ func (c *child) read(ctx context.Context, segment uint32, requests []request) (e
 		if bad != nil && err == nil {
 			err = bad
 			for _, x := range flying { // what is in flight ends by itself, and no more begins
-				if c.send(&frame{kind: stopCall, call: x.call}, nil) != nil {
+				if c.send(context.Background(), &frame{kind: stopCall, call: x.call}, nil) != nil {
 					c.kill("killed: it can't be told to stop")
 				}
 			}
@@ -344,7 +392,12 @@ type sentCall struct {
 }
 
 func (c *child) words(ctx context.Context, segment uint32, at []word, answer []byte) error {
-	got, err := c.call(ctx, &frame{kind: wordsCall, number: segment, words: at}, nil)
+	f := &frame{kind: wordsCall, number: segment, words: at}
+	got, err := c.call(ctx, f, nil)
+	if err != nil && ctx.Err() != nil {
+		// The child counts what doesn't end, and would drown in what it isn't told of.
+		go func() { _ = c.send(context.Background(), &frame{kind: stopCall, call: f.call}, nil) }()
+	}
 	if err == nil && len(got) != len(answer) {
 		err = fault.New(fault.Invalid, "child process", "answers with %d bytes, and %d were asked for", len(got), len(answer))
 	}

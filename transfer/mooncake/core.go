@@ -74,6 +74,7 @@ type core struct {
 	regions  map[uint32]*region // guarded by mu
 	segments []*segment         // guarded by mu; by number
 	vacated  []*region          // guarded by mu
+	ones     ones               // guarded by mu
 }
 
 // segment is an owner that was opened.
@@ -144,7 +145,7 @@ func (c *core) remove(number uint32) error {
 		r.unmap()
 		return nil
 	}
-	err := errors.Join(c.lib.forget(c.engine, r.base), r.vacate())
+	err := errors.Join(c.lib.forget(c.engine, r.base), r.vacate(&c.ones))
 	c.vacated = append(c.vacated, r)
 	return err
 }
@@ -444,6 +445,7 @@ func (c *core) close() {
 	c.lib.destroy.Call(c.engine)
 	c.blocks.Close()
 	c.lib.scratch.Free()
+	c.ones.close()
 	for _, r := range c.vacated {
 		r.unmap()
 	}

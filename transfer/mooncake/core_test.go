@@ -1,14 +1,19 @@
 package mooncake
 
 import (
+	"context"
 	"errors"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/kvferry/kvferry/fault"
 	"github.com/kvferry/kvferry/internal/dl"
@@ -27,15 +32,8 @@ const (
 	letsGo
 )
 
-// strict is a core over the strict library, with one region.
-type strict struct {
-	*core
-	testing.TB
-	bytes []byte
-	owner uint32
-}
-
-func newStrict(t *testing.T) *strict {
+// strictLibrary makes the library.
+func strictLibrary(t *testing.T) (file string) {
 	t.Helper()
 	if !dl.Enabled {
 		t.Skip("built without libraries")
@@ -47,10 +45,24 @@ func newStrict(t *testing.T) *strict {
 	if _, err := exec.LookPath(cc); err != nil {
 		needtest.Missing(t, "no C compiler: install gcc and libc6-dev, or set CC")
 	}
-	file := filepath.Join(t.TempDir(), "libstrict.so") // a new one each time: libraries stay open
+	file = filepath.Join(t.TempDir(), "libstrict.so") // a new one each time: libraries stay open
 	if said, err := exec.CommandContext(t.Context(), cc, "-O1", "-Wall", "-Werror", "-fPIC", "-shared", "-o", file, "testdata/strict.c").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, said)
 	}
+	return file
+}
+
+// strict is a core over the strict library, with one region.
+type strict struct {
+	*core
+	testing.TB
+	bytes []byte
+	owner uint32
+}
+
+func newStrict(t *testing.T) *strict {
+	t.Helper()
+	file := strictLibrary(t)
 	c, err := newCore(config{libraries: []string{file}, metadata: peerToPeer, name: "127.0.0.1:1", protocol: protocolTCP, maxStuck: 2, batch: batchMost})
 	if err != nil {
 		t.Fatal(err)
@@ -215,5 +227,123 @@ func TestCore_Regions(t *testing.T) {
 	}
 	if err := s.read(nil, s.owner, requests(good, 1, 64)); !errors.Is(err, fault.Invalid) {
 		t.Errorf("a region that was removed: error %v, want kind invalid", err)
+	}
+}
+
+// A child that has gone says itself how: that it can't be told anything is no reason.
+func TestChild_SaysHowItEndedToWhoCallsIt(t *testing.T) {
+	for range 10 {
+		fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ours := os.NewFile(uintptr(fds[0]), "child")
+		conn, err := net.FileConn(ours)
+		if err := errors.Join(err, ours.Close()); err != nil {
+			t.Fatal(err)
+		}
+		c := &child{
+			cmd: exec.CommandContext(t.Context(), "sleep", "100"), conn: conn.(*net.UnixConn), patience: time.Second,
+			said: &tail{}, out: make(chan struct{}, 1), calls: map[uint64]chan *frame{}, gone: make(chan struct{}),
+		}
+		started := make(chan error)
+		go c.live(started)
+		if err := <-started; err != nil {
+			t.Fatal(err)
+		}
+		closeAll(fds[1:])
+		err = c.remove(t.Context(), 1)
+		if !strings.Contains(err.Error(), "signal: killed") || !c.crashed {
+			t.Errorf("error %v, crashed %t: want how it ended", err, c.crashed)
+		}
+	}
+}
+
+// A child that takes no frames doesn't keep who calls it beyond the end of its context.
+func TestChild_CallsEndWithTheirContextWhenNothingIsTaken(t *testing.T) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ours := os.NewFile(uintptr(fds[0]), "child")
+	conn, err := net.FileConn(ours)
+	if err := errors.Join(err, ours.Close()); err != nil {
+		t.Fatal(err)
+	}
+	c := &child{
+		cmd: exec.CommandContext(t.Context(), "sleep", "100"), conn: conn.(*net.UnixConn), patience: time.Hour,
+		said: &tail{}, out: make(chan struct{}, 1), calls: map[uint64]chan *frame{}, gone: make(chan struct{}),
+	}
+	started := make(chan error)
+	go c.live(started)
+	if err := <-started; err != nil {
+		t.Fatal(err)
+	}
+	var callers sync.WaitGroup
+	ctx, cancel := context.WithCancel(t.Context())
+	for range 1000 { // more than the socket holds
+		callers.Go(func() {
+			if _, err := c.call(ctx, &frame{kind: openCall, text: strings.Repeat("x", maxText)}, nil); !errors.Is(err, context.Canceled) {
+				t.Errorf("error %v, want canceled", err)
+			}
+		})
+	}
+	for full := time.Now().Add(30 * time.Second); len(c.out) == 0; nap(time.Millisecond) {
+		if time.Now().After(full) {
+			t.Fatal("the socket takes everything")
+		}
+	}
+	cancel()
+	callers.Wait()
+	closeAll(fds[1:])
+	c.end("")
+}
+
+// Who looks at a word of an owner that stands still, and gives up, leaves nothing behind
+// that would end the child in the end.
+func TestChild_WordsThatAreGivenUp(t *testing.T) {
+	o, err := withDefaults(Options{Libraries: []string{strictLibrary(t)}, MaxStuck: 3})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := startChild(t.Context(), &o, purpose{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.close()
+	owner, err := c.open(t.Context(), "127.0.0.1:15001")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 4 {
+		var callers sync.WaitGroup
+		ctx, cancel := context.WithCancel(t.Context())
+		var got [100][8]byte
+		for i := range got {
+			callers.Go(func() {
+				err := c.words(ctx, owner, []word{{remote: neverEnds, bytes: 8}}, got[i][:])
+				if !errors.Is(err, context.Canceled) && !errors.Is(err, fault.Busy) {
+					t.Errorf("error %v, want canceled or kind busy", err)
+				}
+			})
+		}
+		// An answer to this one says that the child has seen those before it.
+		if _, err := c.open(t.Context(), "127.0.0.1:15002"); err != nil && !errors.Is(err, fault.Busy) {
+			t.Error(err)
+		}
+		cancel()
+		callers.Wait()
+	}
+	for limit := time.Now().Add(30 * time.Second); ; nap(time.Millisecond) {
+		var got [8]byte
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		err := c.words(ctx, owner, []word{{remote: neverEnds, bytes: 8}}, got[:])
+		cancel()
+		if errors.Is(err, fault.Busy) {
+			break
+		}
+		if !errors.Is(err, context.DeadlineExceeded) || time.Now().After(limit) {
+			t.Fatalf("error %v, want kind busy", err)
+		}
 	}
 }

@@ -87,6 +87,9 @@ func setEnviron(o *Options) error {
 		}
 	}
 	for name, value := range want {
+		if os.Getenv(name) == value {
+			continue // the library of another engine here may be reading
+		}
 		if err := os.Setenv(name, value); err != nil {
 			return err
 		}
@@ -144,10 +147,11 @@ func checkSegment(name, metadata string) error {
 	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
 		return bad
 	}
-	if _, err := netip.ParseAddr(host); err != nil && !hostName.MatchString(host) {
-		return bad
+	// The zone of an address can be any text.
+	if a, err := netip.ParseAddr(host); err == nil && (a.Zone() == "" || hostName.MatchString(a.Zone())) || hostName.MatchString(host) {
+		return nil
 	}
-	return nil
+	return bad
 }
 
 // withPort is the name of an engine that was to be called name, and listens on a port of

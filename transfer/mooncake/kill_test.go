@@ -41,6 +41,11 @@ const bigSeed = 11
 // own is an owner of a big cache until standard input ends. It writes its descriptor to
 // standard output.
 func own(mode string) error {
+	if mode == "removed" {
+		if err := os.Remove(os.Args[0]); err != nil {
+			return err
+		}
+	}
 	s, err := side(mooncake.Options{InProcess: mode == "in process"})
 	if err != nil {
 		return err
@@ -82,6 +87,11 @@ func startOwner(tb testing.TB, mode string) *owner {
 	tb.Helper()
 	need(tb)
 	exe := must(os.Executable())(tb)
+	if mode == "removed" { // a copy of it
+		program := must(os.ReadFile(exe))(tb)
+		exe = filepath.Join(tb.TempDir(), "owner")
+		noError(tb, os.WriteFile(exe, program, 0o700))
+	}
 	o := &owner{TB: tb, cmd: exec.CommandContext(context.Background(), exe)}
 	o.cmd.Env = append(os.Environ(), ownerVariable+"="+mode)
 	o.cmd.Stderr = os.Stderr
@@ -289,27 +299,36 @@ func TestChild_StoppedInTheMiddleOfARead(t *testing.T) {
 
 func TestOwner_KilledInTheMiddleOfARead(t *testing.T) {
 	leavesNothing(t)
+	ownerKilled(t, mooncake.Options{})
+}
+
+// What is read in process waits for the library most of the time.
+func TestOwner_KilledInTheMiddleOfAReadInProcess(t *testing.T) {
+	t.Parallel()
+	ownerKilled(t, mooncake.Options{InProcess: true, Stall: time.Second})
+}
+
+func ownerKilled(t *testing.T, reader mooncake.Options) {
+	t.Helper()
 	for _, mode := range []string{"child", "in process"} {
-		for _, reader := range []mooncake.Options{{}, {InProcess: true}} {
-			o := startOwner(t, mode)
-			b := newBench(t, reader)
-			ticket := b.start(o.d, big.Pages)
-			var pids []int
-			if mode == "child" {
-				pids = children(t, o.cmd.Process.Pid)
-			}
-			noError(t, o.cmd.Process.Kill())
-			if err := b.wait(ticket); !errors.Is(err, fault.Device) {
-				t.Errorf("owner %s, reader %+v: error %v, want kind device", mode, reader, err)
-			}
-			check := b.quiet()
-			_ = o.cmd.Wait() // says that it was killed
-			waitFor(t, "the owner's child to end", func() bool { return len(pids) == 0 || !exists(pids[0]) })
-			if err := b.reader.Retrieve(t.Context(), 0, 1, ids(0, 1), ids(0, 1), o.d); fault.KindOf(err) == 0 {
-				t.Errorf("of a dead owner: error %v, want one with a kind", err)
-			}
-			check()
+		o := startOwner(t, mode)
+		b := newBench(t, reader)
+		ticket := b.start(o.d, big.Pages)
+		var pids []int
+		if mode == "child" {
+			pids = children(t, o.cmd.Process.Pid)
 		}
+		noError(t, o.cmd.Process.Kill())
+		if err := b.wait(ticket); !errors.Is(err, fault.Device) {
+			t.Errorf("owner %s: error %v, want kind device", mode, err)
+		}
+		check := b.quiet()
+		_ = o.cmd.Wait() // says that it was killed
+		waitFor(t, "the owner's child to end", func() bool { return len(pids) == 0 || !exists(pids[0]) })
+		if err := b.reader.Retrieve(t.Context(), 0, 1, ids(0, 1), ids(0, 1), o.d); fault.KindOf(err) == 0 {
+			t.Errorf("of a dead owner: error %v, want one with a kind", err)
+		}
+		check()
 	}
 }
 
@@ -329,28 +348,36 @@ func waitFor(tb testing.TB, what string, done func() bool) {
 // it goes on.
 func TestOwner_StoppedInTheMiddleOfARead(t *testing.T) {
 	leavesNothing(t)
-	for _, reader := range []mooncake.Options{{Patience: 50 * time.Millisecond}, {InProcess: true, Stall: time.Second}} {
-		o := startOwner(t, "in process")
-		b := newBench(t, reader)
-		ctx, cancel := context.WithCancel(t.Context())
-		m := must(b.cache.Region(0))(b)
-		ticket := b.reader.StartRetrieve(ctx, 0, big.Pages*big.PageSize, ids(0, big.Pages), ids(0, big.Pages), o.d)
-		for tick := time.NewTicker(50 * time.Microsecond); must(m.LoadUint64(0))(b) == 0; <-tick.C {
-		}
-		noError(t, o.cmd.Process.Signal(unix.SIGSTOP))
-		cancel()
-		err := b.wait(ticket)
-		if !errors.Is(err, context.Canceled) {
-			t.Errorf("reader %+v: error %v, want canceled", reader, err)
-		}
-		check := b.quiet()
-		noError(t, o.cmd.Process.Signal(unix.SIGCONT))
-		check()
-		b.readsAgain(o.d)
-		for i, x := range must(b.cache.Plane(0, 0, 7))(t) {
-			if x != 0xa5 {
-				t.Fatalf("byte %d of a page that was given up is %#x", i, x)
-			}
+	ownerStopped(t, mooncake.Options{Patience: 50 * time.Millisecond})
+}
+
+func TestOwner_StoppedInTheMiddleOfAReadInProcess(t *testing.T) {
+	t.Parallel()
+	ownerStopped(t, mooncake.Options{InProcess: true, Stall: time.Second})
+}
+
+func ownerStopped(t *testing.T, reader mooncake.Options) {
+	t.Helper()
+	o := startOwner(t, "in process")
+	b := newBench(t, reader)
+	ctx, cancel := context.WithCancel(t.Context())
+	m := must(b.cache.Region(0))(b)
+	ticket := b.reader.StartRetrieve(ctx, 0, big.Pages*big.PageSize, ids(0, big.Pages), ids(0, big.Pages), o.d)
+	for tick := time.NewTicker(50 * time.Microsecond); must(m.LoadUint64(0))(b) == 0; <-tick.C {
+	}
+	noError(t, o.cmd.Process.Signal(unix.SIGSTOP))
+	cancel()
+	err := b.wait(ticket)
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v, want canceled", err)
+	}
+	check := b.quiet()
+	noError(t, o.cmd.Process.Signal(unix.SIGCONT))
+	check()
+	b.readsAgain(o.d)
+	for i, x := range must(b.cache.Plane(0, 0, 7))(t) {
+		if x != 0xa5 {
+			t.Fatalf("byte %d of a page that was given up is %#x", i, x)
 		}
 	}
 }

@@ -1,21 +1,28 @@
 package mooncake_test
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/kvferry/kvferry/fault"
 	"github.com/kvferry/kvferry/internal/leaktest"
 	"github.com/kvferry/kvferry/internal/needtest"
+	"github.com/kvferry/kvferry/transfer"
 	"github.com/kvferry/kvferry/transfer/mooncake"
 	"github.com/kvferry/kvferry/transfer/transfertest"
 )
 
 func TestMain(m *testing.M) {
 	if len(os.Args) == 2 && os.Args[1] == mooncake.Verb {
-		if err := mooncake.Serve(); err != nil {
+		serve := mooncake.Serve
+		if how := os.Getenv(brokenVariable); how != "" {
+			serve = func() error { return misbehave(how) }
+		}
+		if err := serve(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
@@ -29,8 +36,11 @@ func TestMain(m *testing.M) {
 		os.Exit(0)
 	}
 	transfertest.Child(map[string]func() (transfertest.Side, error){
-		"child":      func() (transfertest.Side, error) { return side(mooncake.Options{}) },
-		"in process": func() (transfertest.Side, error) { return side(mooncake.Options{InProcess: true}) },
+		"child": func() (transfertest.Side, error) { return side(mooncake.Options{}) },
+		"in process": func() (transfertest.Side, error) {
+			s, err := side(mooncake.Options{InProcess: true})
+			return kept(s), err // the process ends
+		},
 	})
 	leaktest.Main(m)
 }
@@ -57,6 +67,11 @@ func need(tb testing.TB) []string {
 	if err != nil {
 		needtest.Missing(tb, "Mooncake's library is missing: e2e/fetch fetches it: "+err.Error())
 	}
+	if os.Getenv("CI") == "" { // there every test says itself what it lacks
+		if _, err := mooncake.Check(tb.Context(), mooncake.Options{Libraries: files}); errors.Is(err, fault.NotFound) {
+			needtest.Missing(tb, "Mooncake's library can't be opened: "+err.Error())
+		}
+	}
 	return files
 }
 
@@ -69,3 +84,14 @@ func side(o mooncake.Options) (s transfertest.Side, err error) {
 	s.Engine, err = mooncake.New(o)
 	return s, err
 }
+
+// kept is a side whose engine is not closed with it: the library takes a second for that
+// in its process.
+func kept(s transfertest.Side) transfertest.Side {
+	s.Engine = keptEngine{s.Engine}
+	return s
+}
+
+type keptEngine struct{ transfer.Engine }
+
+func (keptEngine) Close() error { return nil }

@@ -95,7 +95,7 @@ const onesMost = 16 << 20
 
 // vacate gives the memory back and keeps the addresses: a transfer that still reads there
 // finds ones or zeros, and nothing else comes to lie there.
-func (r *region) vacate() error {
+func (r *region) vacate(o *ones) error {
 	n := int64(len(r.pages))
 	if n == 0 {
 		return nil
@@ -103,16 +103,46 @@ func (r *region) vacate() error {
 	if n > onesMost {
 		return mapOver(r.base, n, unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_NORESERVE, -1, 0)
 	}
-	fd, err := unix.MemfdCreate("kvferry-vacated", unix.MFD_CLOEXEC)
-	if err != nil {
+	if err := o.grow(n); err != nil {
 		return err
 	}
-	defer func() { _ = unix.Close(fd) }() // the mapping keeps it
-	ones := bytes.Repeat([]byte{0xff}, int(n))
-	if _, err := unix.Write(fd, ones); err != nil {
-		return err
+	return mapOver(r.base, n, unix.PROT_READ, unix.MAP_SHARED, o.fd, 0)
+}
+
+// ones is memory full of ones, which all that was vacated has in common: it costs as much
+// as the largest, however often an owner comes and goes. Its zero value is empty.
+type ones struct {
+	fd   int // when there are bytes
+	size int64
+}
+
+// grow has at least n bytes be there.
+func (o *ones) grow(n int64) error {
+	if o.size == 0 {
+		fd, err := unix.MemfdCreate("kvferry-vacated", unix.MFD_CLOEXEC)
+		if err != nil {
+			return err
+		}
+		o.fd = fd
 	}
-	return mapOver(r.base, n, unix.PROT_READ, unix.MAP_SHARED, fd, 0)
+	for block := bytes.Repeat([]byte{0xff}, 64<<10); o.size < n; {
+		k, err := unix.Pwrite(o.fd, block[:min(n-o.size, int64(len(block)))], o.size)
+		if err != nil {
+			if o.size == 0 {
+				_ = unix.Close(o.fd) // is empty
+			}
+			return err
+		}
+		o.size += int64(k)
+	}
+	return nil
+}
+
+func (o *ones) close() {
+	if o.size > 0 {
+		_ = unix.Close(o.fd) // of memory; mappings keep it
+		o.size = 0
+	}
 }
 
 // unmap ends the region, when no transfer is left.

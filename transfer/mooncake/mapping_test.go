@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"os"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -37,6 +38,8 @@ func TestMapRegion_IsTheSameMemory(t *testing.T) {
 	for i := range m.Bytes() {
 		m.Bytes()[i] = byte(i * 31 >> 4)
 	}
+	var o ones
+	defer o.close()
 	for _, write := range []bool{false, true} {
 		pieces, fds, err := piecesOf(m, write)
 		if err != nil {
@@ -57,7 +60,7 @@ func TestMapRegion_IsTheSameMemory(t *testing.T) {
 			}
 		}
 		before := bytes.Clone(m.Bytes())
-		if err := r.vacate(); err != nil {
+		if err := r.vacate(&o); err != nil {
 			t.Fatal(err)
 		}
 		if !bytes.Equal(r.pages[:size], bytes.Repeat([]byte{0xff}, int(size))) || !bytes.Equal(before, m.Bytes()) {
@@ -135,5 +138,40 @@ func TestMapRegion_Refuses(t *testing.T) {
 	}
 	if _, _, err := piecesOf(device.WrapHost(make([]byte, 100)), false); !errors.Is(err, fault.Unsupported) || fault.RemedyOf(err) == "" {
 		t.Errorf("wrapped memory: error %v, want kind unsupported and a remedy", err)
+	}
+}
+
+// What was vacated costs its memory once, however often an owner comes and goes.
+func TestVacate_SharesItsOnes(t *testing.T) {
+	m := pieced(t, int64(os.Getpagesize()))
+	var o ones
+	defer o.close()
+	inodes := map[string]bool{}
+	for range 3 {
+		pieces, fds, err := piecesOf(m, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := mapRegion(m.Size(), pieces, fds, false)
+		closeAll(fds)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.unmap()
+		if err := r.vacate(&o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	maps, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(maps)) {
+		if f := strings.Fields(line); len(f) > 5 && strings.HasPrefix(f[5], "/memfd:kvferry-vacated") {
+			inodes[f[4]] = true
+		}
+	}
+	if len(inodes) != 1 {
+		t.Errorf("%d memories of ones", len(inodes))
 	}
 }

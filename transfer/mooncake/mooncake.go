@@ -1,6 +1,7 @@
 package mooncake
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -8,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -59,6 +61,8 @@ const (
 	defaultPatience = time.Second
 	defaultMaxStuck = 4
 
+	librariesMost = 32 << 10 // bytes of all names: they are one frame
+
 	infiniband = "/sys/class/infiniband"
 )
 
@@ -86,6 +90,8 @@ func withDefaults(o Options) (Options, error) {
 	case len(o.Libraries) == 0 || len(o.Libraries) > maxLibraries || slices.Contains(o.Libraries, ""):
 		return o, fault.New(fault.Invalid, "Libraries", "%d files: at least Mooncake's is needed, at most %d, and none is empty", len(o.Libraries), maxLibraries).
 			Hint("name libtransfer_engine.so, behind what it is to find loaded")
+	case len(slices.MaxFunc(o.Libraries, byLength)) >= maxText || len(strings.Join(o.Libraries, "")) > librariesMost:
+		return o, fault.New(fault.Invalid, "Libraries", "%d bytes of names, and at most %d can be handed over", len(strings.Join(o.Libraries, "")), librariesMost)
 	case o.Stall < time.Second || o.Stall > time.Hour:
 		return o, fault.New(fault.Invalid, "Stall", "%v is not in 1s … 1h", o.Stall)
 	case o.Patience < 0:
@@ -94,7 +100,7 @@ func withDefaults(o Options) (Options, error) {
 		return o, fault.New(fault.Invalid, "MaxStuck", "%d is negative", o.MaxStuck)
 	}
 	if o.Listen != "" {
-		if a, err := netip.ParseAddr(o.Listen); err != nil || a.IsUnspecified() || a.Zone() != "" {
+		if a, err := netip.ParseAddr(o.Listen); err != nil || a.Unmap().IsUnspecified() || a.Unmap().IsMulticast() || a.Zone() != "" {
 			return o, fault.New(fault.Invalid, "Listen", "%.80q is not an address of this host", o.Listen).
 				Hint("name one address: 127.0.0.1 for this host only")
 		}
@@ -112,6 +118,18 @@ func withDefaults(o Options) (Options, error) {
 		return o, fault.New(fault.Invalid, "Protocol", "%.20q is neither tcp nor rdma", o.Protocol)
 	}
 	return o, nil
+}
+
+func byLength(a, b string) int { return cmp.Compare(len(a), len(b)) }
+
+// checkListen refuses an address at which nobody can be reached here: the library takes
+// any. Kind: fault.Invalid.
+func checkListen(ctx context.Context, addr string) error {
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", net.JoinHostPort(addr, "0"))
+	if err != nil {
+		return fault.Wrap(fault.Invalid, "Listen", err).Hint("name an address that a network interface of this host has: 127.0.0.1 for this host only")
+	}
+	return l.Close()
 }
 
 // host is the address of an engine. A reader has no use for one that others reach.
@@ -144,10 +162,13 @@ type Engine struct {
 
 	starts starts
 
-	mu      sync.Mutex       // held while a child is started that serves offers
-	closed  bool             // guarded by mu
-	serving *child           // guarded by mu; of offers; nil until the first
-	inside  *inside          // guarded by mu; of everything in this process
+	// starting has one entry while a worker is started that all have in common.
+	starting chan struct{}
+	serving  *child  // of offers; guarded by starting; nil until the first
+	inside   *inside // of everything in this process; guarded by starting
+
+	mu      sync.Mutex
+	closed  bool             // guarded by mu; set when nothing is being started
 	headers []*device.Memory // guarded by mu; of all offers so far
 }
 
@@ -164,15 +185,13 @@ func New(o Options) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Engine{o: o, host: host}, nil
+	return &Engine{o: o, host: host, starting: make(chan struct{}, 1)}, nil
 }
 
 // Name returns "mooncake".
 func (*Engine) Name() string { return Name }
 
 func (e *Engine) number() uint32 { return e.numbers.Add(1) }
-
-func errClosed() error { return fault.New(fault.Closed, "engine "+Name, "was closed") }
 
 // Offer implements [transfer.Engine]. Without Options.Listen nothing is offered. Kinds:
 // fault.Unsupported (memory that no other process can map), and those of a start.
@@ -182,6 +201,9 @@ func (e *Engine) Offer(x transfer.Export) (b []byte, withdraw func(), err error)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), startLimit)
 	defer cancel()
+	if err := checkListen(ctx, e.o.Listen); err != nil {
+		return nil, nil, err
+	}
 	w, err := e.server(ctx)
 	if err != nil {
 		return nil, nil, err
@@ -280,22 +302,17 @@ func (p *export) withdraw() {
 
 // server returns the worker of offers, and starts one if there is none, or none any more.
 func (e *Engine) server(ctx context.Context) (worker, error) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.closed {
-		return nil, errClosed()
-	}
 	if e.o.InProcess {
-		w, err := e.insideWorker()
-		if err != nil {
-			return nil, err
-		}
-		return w, nil
+		return e.insideWorker(ctx)
 	}
+	if err := e.enter(ctx); err != nil {
+		return nil, err
+	}
+	defer e.leave()
 	if e.serving != nil && !closed(e.serving.gone) {
 		return e.serving, nil
 	}
-	c, err := e.starts.start(ctx, &e.o, purpose{serves: true, ipv6: isIPv6(e.o.Listen)})
+	c, err := e.starts.start(ctx, &e.o, purpose{serves: true, ipv6: isIPv6(e.o.Listen)}, "")
 	if err != nil {
 		return nil, err
 	}
@@ -303,17 +320,64 @@ func (e *Engine) server(ctx context.Context) (worker, error) {
 	return c, nil
 }
 
-// insideWorker returns the worker in this process. The caller holds mu.
-func (e *Engine) insideWorker() (*inside, error) {
-	if e.inside != nil {
-		return e.inside, nil
+// enter waits for its turn to start a worker: leave ends it. Kind: fault.Closed.
+func (e *Engine) enter(ctx context.Context) error {
+	select {
+	case e.starting <- struct{}{}:
+	case <-ctx.Done():
+		return ctx.Err()
 	}
-	w, err := newInside(&e.o)
-	if err != nil {
+	if err := e.alive(); err != nil {
+		e.leave()
+		return err
+	}
+	return nil
+}
+
+func (e *Engine) leave() { <-e.starting }
+
+// alive refuses what comes after Close. Kind: fault.Closed.
+func (e *Engine) alive() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed {
+		return fault.New(fault.Closed, "engine "+Name, "was closed")
+	}
+	return nil
+}
+
+// insideWorker returns the worker in this process. Its start takes as long as the library
+// wants, and goes on when ctx ends: the next one finds it.
+func (e *Engine) insideWorker(ctx context.Context) (worker, error) {
+	if err := e.enter(ctx); err != nil {
 		return nil, err
 	}
-	e.inside = w
-	return w, nil
+	if w := e.inside; w != nil {
+		e.leave()
+		return w, nil
+	}
+	type outcome struct {
+		w   *inside
+		err error
+	}
+	over := make(chan outcome, 1)
+	go func() {
+		defer e.leave()
+		w, err := newInside(&e.o)
+		if err == nil {
+			e.inside = w
+		}
+		over <- outcome{w, err}
+	}()
+	select {
+	case o := <-over:
+		if o.err != nil {
+			return nil, o.err
+		}
+		return o.w, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
 }
 
 // Open implements [transfer.Engine]: each owner that is opened has a child of its own, so
@@ -354,24 +418,13 @@ func given(ctx context.Context, err error) error {
 
 // reader returns a worker for one owner.
 func (e *Engine) reader(ctx context.Context, owner string) (worker, error) {
-	if err := ctx.Err(); err != nil {
+	if err := errors.Join(ctx.Err(), e.alive()); err != nil {
 		return nil, err
 	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	switch {
-	case e.closed:
-		return nil, errClosed()
-	case e.o.InProcess:
-		w, err := e.insideWorker()
-		if err != nil {
-			return nil, err
-		}
-		return w, nil
+	if e.o.InProcess {
+		return e.insideWorker(ctx)
 	}
-	e.mu.Unlock()
-	defer e.mu.Lock()
-	c, err := e.starts.start(ctx, &e.o, purpose{ipv6: isIPv6(owner)})
+	c, err := e.starts.start(ctx, &e.o, purpose{ipv6: isIPv6(owner)}, owner)
 	if err != nil {
 		return nil, err
 	}
@@ -380,6 +433,8 @@ func (e *Engine) reader(ctx context.Context, owner string) (worker, error) {
 
 // Close implements [transfer.Engine].
 func (e *Engine) Close() error {
+	e.starting <- struct{}{} // what is being started is there then, and is closed
+	defer e.leave()
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.closed {

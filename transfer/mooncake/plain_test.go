@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -53,6 +54,7 @@ func TestCheckSegment(t *testing.T) {
 		"127.0.0.1:15000": true, "[::1]:15000": true, "node-3.example:1": true, "[fe80::1%eth0]:5": true,
 		"": false, "127.0.0.1": false, "127.0.0.1:0": false, "127.0.0.1:65536": false, "127.0.0.1:": false, ":15000": false,
 		"a b:1": false, "a/b:1": false, "-a:1": false, "a\x00:1": false, strings.Repeat("a", 300) + ":1": false, "a:+1": false,
+		"[fe80::1%a\nb]:5": false, "[fe80::1%a\x00]:5": false, "[fe80::1%]:5": false,
 	} {
 		if err := checkSegment(s, peerToPeer); good != (err == nil) || !good && !errors.Is(err, fault.Invalid) {
 			t.Errorf("%.40q: error %v", s, err)
@@ -88,6 +90,10 @@ func TestNew_RefusesOptions(t *testing.T) {
 		"no library":       {},
 		"an empty library": {Libraries: []string{"a", ""}},
 		"all addresses":    {Libraries: files, Listen: "0.0.0.0"},
+		"all, of IPv4":     {Libraries: files, Listen: "::ffff:0.0.0.0"},
+		"a group":          {Libraries: files, Listen: "224.0.0.1"},
+		"a long library":   {Libraries: []string{strings.Repeat("a", maxText)}},
+		"long libraries":   {Libraries: slices.Repeat([]string{strings.Repeat("a", 1<<10)}, 33)},
 		"a name":           {Libraries: files, Listen: "localhost"},
 		"a port":           {Libraries: files, Listen: "127.0.0.1:80"},
 		"etcd":             {Libraries: files, Metadata: "etcd://a"},
@@ -149,28 +155,36 @@ func TestStarts_WaitLongerAndLonger(t *testing.T) {
 	var s starts
 	now := time.Now()
 	dead := fault.New(fault.Device, "child", "died").Hint("look")
-	fail := func() {
-		s.failed(dead)
-		s.last = now
-	}
-	fail()
-	if err := s.wait(now); err != nil {
+	s.failed("a", dead, now)
+	if err := s.wait("a", now); err != nil {
 		t.Errorf("after the first: %v", err)
 	}
 	for _, ms := range []int{100, 200, 400, 800, 1600, 3200, 6400, 10_000, 10_000} {
-		fail()
+		s.failed("a", dead, now)
 		want := time.Duration(ms) * time.Millisecond
-		early := s.wait(now.Add(want - 1))
+		early := s.wait("a", now.Add(want-1))
 		if !errors.Is(early, fault.Device) || !errors.Is(early, error(dead)) || !strings.Contains(fault.RemedyOf(early), "look; or wait") {
 			t.Errorf("before %v: error %v, remedy %q", want, early, fault.RemedyOf(early))
 		}
-		if err := s.wait(now.Add(want)); err != nil {
+		if err := s.wait("a", now.Add(want)); err != nil {
 			t.Errorf("after %v: %v", want, err)
 		}
 	}
-	s.over(nil, true)
-	if err := s.wait(now); err != nil {
+	for _, other := range []string{"", "b"} {
+		if err := s.wait(other, now); err != nil {
+			t.Errorf("%q waits for another: %v", other, err)
+		}
+	}
+	s.over(nil, "a", true)
+	if err := s.wait("a", now); err != nil {
 		t.Errorf("after one that worked: %v", err)
+	}
+	for i := range 3 * maxFailures { // names come from outside
+		s.failed("", dead, now)
+		s.failed(strconv.Itoa(i), dead, now.Add(time.Duration(i)))
+	}
+	if len(s.of) > maxFailures || s.of[""] == nil || s.of[strconv.Itoa(3*maxFailures-1)] == nil {
+		t.Errorf("%d owners are remembered", len(s.of))
 	}
 }
 

@@ -219,7 +219,7 @@ func (s *source) Close() (err error) {
 		err = s.remote.Close()
 	}
 	if c, ok := s.worker.(*child); ok {
-		s.engine.starts.over(c, s.worked.Load())
+		s.engine.starts.over(c, s.at.Segment, s.worked.Load())
 		c.close()
 		return err
 	}

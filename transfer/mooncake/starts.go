@@ -11,63 +11,105 @@ import (
 const backoffFirst, backoffMost = 100 * time.Millisecond, 10 * time.Second
 
 // starts starts children, and not at once again one that died: not the first time, but
-// after the second in a row of which nothing came.
+// after the second in a row of which nothing came. Children that don't start at all say
+// something about this host; one that dies before it has read anything says something
+// about its owner, and nothing about others.
 type starts struct {
-	mu    sync.Mutex
-	fails int       // guarded by mu; in a row
-	last  time.Time // guarded by mu; of the last of them
-	err   error     // guarded by mu; why it failed
+	mu sync.Mutex
+	of map[string]*failures // guarded by mu; by owner; "" has those that did not start
 }
 
-// start starts a child. Kinds: those of startChild.
-func (s *starts) start(ctx context.Context, o *Options, p purpose) (*child, error) {
-	if err := s.wait(time.Now()); err != nil {
-		return nil, err
+// maxFailures bounds what is remembered of owners: names come from outside.
+const maxFailures = 256
+
+// failures are those in a row.
+type failures struct {
+	n    int
+	last time.Time
+	err  error // the last one
+}
+
+// until is when the next start may be.
+func (f *failures) until() time.Time {
+	if f.n < 2 {
+		return f.last
+	}
+	return f.last.Add(min(backoffFirst<<min(f.n-2, 10), backoffMost))
+}
+
+// start starts a child for an owner, or for offers, which are nobody's. Kinds: those of
+// startChild.
+func (s *starts) start(ctx context.Context, o *Options, p purpose, owner string) (*child, error) {
+	for _, who := range []string{"", owner} {
+		if err := s.wait(who, time.Now()); err != nil {
+			return nil, err
+		}
 	}
 	c, err := startChild(ctx, o, p)
-	if err != nil && ctx.Err() == nil {
-		s.failed(err)
+	switch {
+	case err == nil:
+		s.worked("")
+	case ctx.Err() == nil:
+		s.failed("", err, time.Now())
 	}
 	return c, err
 }
 
 // wait refuses what comes too early after what failed.
-func (s *starts) wait(now time.Time) error {
+func (s *starts) wait(who string, now time.Time) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.fails < 2 {
+	f := s.of[who]
+	if f == nil {
 		return nil
 	}
-	left := s.last.Add(min(backoffFirst<<min(s.fails-2, 10), backoffMost)).Sub(now)
+	left := f.until().Sub(now)
 	if left <= 0 {
 		return nil
 	}
-	kind := fault.KindOf(s.err)
-	err := fault.Wrap(kind, "mooncake: not started again so soon", s.err)
-	if hint := fault.RemedyOf(s.err); hint != "" {
+	err := fault.Wrap(fault.KindOf(f.err), "mooncake: not started again so soon", f.err)
+	if hint := fault.RemedyOf(f.err); hint != "" {
 		return err.Hint("%s; or wait for %v", hint, left.Round(time.Millisecond))
 	}
 	return err.Hint("wait for %v", left.Round(time.Millisecond))
 }
 
-func (s *starts) failed(err error) {
+func (s *starts) failed(who string, err error, now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.fails++
-	s.last, s.err = time.Now(), err
+	if s.of == nil {
+		s.of = map[string]*failures{}
+	}
+	f := s.of[who]
+	if f == nil {
+		if len(s.of) >= maxFailures { // the one that has waited longest
+			oldest := ""
+			for name, x := range s.of {
+				if name != "" && (oldest == "" || x.last.Before(s.of[oldest].last)) {
+					oldest = name
+				}
+			}
+			delete(s.of, oldest)
+		}
+		f = &failures{}
+		s.of[who] = f
+	}
+	f.n, f.last, f.err = f.n+1, now, err
 }
 
-// over is told how a child fared that was started: one that died of itself before it had
-// read anything is as one that did not start.
-func (s *starts) over(c *child, worked bool) {
-	if !worked && closed(c.gone) && c.crashed {
-		s.failed(c.death)
-		return
-	}
-	if worked {
-		s.mu.Lock()
-		s.fails = 0
-		s.mu.Unlock()
+func (s *starts) worked(who string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.of, who)
+}
+
+// over is told how a child fared that was started for an owner.
+func (s *starts) over(c *child, owner string, worked bool) {
+	switch {
+	case worked:
+		s.worked(owner)
+	case closed(c.gone) && c.crashed: // of itself
+		s.failed(owner, c.death, time.Now())
 	}
 }
 

@@ -118,10 +118,8 @@ func TestSource_FailedHasARemedy(t *testing.T) {
 // Who doesn't listen lets nobody read; pages that the host can't address aren't offered.
 func TestEngine_Offer(t *testing.T) {
 	p := newPair(t, Options{}, Options{}, small())
-	offer, withdraw, err := p.reader.Offer(transfer.Export{Owner: transfer.NewOwnerID(), Cache: p.far})
-	if offer != nil || withdraw != nil || err != nil {
-		t.Errorf("offer %q, error %v", offer, err)
-	}
+	_, _, err := p.reader.Offer(transfer.Export{Owner: transfer.NewOwnerID(), Cache: p.far})
+	faulttest.Refused(t, err, fault.Unsupported, "doesn't listen")
 	_, _, err = p.owner.Offer(transfer.Export{Owner: p.d.Owner, Cache: p.far})
 	faulttest.Refused(t, err, fault.Exists, p.d.Owner.String())
 
@@ -136,6 +134,35 @@ func TestEngine_Offer(t *testing.T) {
 	noError(t, p.owner.Close())
 	_, _, err = p.owner.Offer(transfer.Export{Owner: transfer.NewOwnerID(), Cache: p.far})
 	faulttest.Refused(t, err, fault.Closed)
+}
+
+// A publisher leaves out an engine that doesn't listen, and says so only when it has no
+// other.
+func TestEngine_ThatDoesNotListenIsLeftOut(t *testing.T) {
+	p := newPair(t, Options{}, Options{}, small())
+	host, err := device.OpenHost(device.HostOptions{})
+	noError(t, err)
+	defer func() { noError(t, host.Close()) }()
+	for _, c := range []struct {
+		engines []transfer.Engine
+		offers  int
+	}{{[]transfer.Engine{p.reader}, 0}, {[]transfer.Engine{p.reader, p.owner}, 1}} {
+		publisher, err := transfer.NewPublisher(transfer.PublisherOptions{Cache: p.far, Host: host, Engines: c.engines})
+		noError(t, err)
+		d, err := publisher.Descriptor()
+		if c.offers > 0 {
+			noError(t, err)
+			if len(d.Offers) != c.offers {
+				t.Errorf("offers %+v", d.Offers)
+			}
+		} else {
+			faulttest.Refused(t, err, fault.Unsupported, "engine tcp: this side doesn't listen")
+			if fault.RemedyOf(err) != "set Options.Listen" {
+				t.Errorf("remedy %q", fault.RemedyOf(err))
+			}
+		}
+		noError(t, publisher.Close())
+	}
 }
 
 // An offer is anybody's bytes.

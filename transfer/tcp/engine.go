@@ -117,11 +117,11 @@ func (e *Engine) Stats() Stats {
 	}
 }
 
-// Offer implements [transfer.Engine]. Kinds: fault.Unsupported (memory that the host
-// can't address), fault.Exists (an owner of that id), fault.Closed.
+// Offer implements [transfer.Engine]. Kinds: fault.Unsupported (this side doesn't listen;
+// memory that the host can't address), fault.Exists (an owner of that id), fault.Closed.
 func (e *Engine) Offer(x transfer.Export) (offer []byte, withdraw func(), err error) {
 	if e.listener == nil {
-		return nil, nil, nil
+		return nil, nil, fault.New(fault.Unsupported, "", "this side doesn't listen, and lets nobody read").Hint("set Options.Listen")
 	}
 	f, err := newForm(x.Cache)
 	if err != nil {
@@ -158,10 +158,8 @@ func (e *Engine) Open(ctx context.Context, t transfer.Target, d *transfer.Descri
 	switch {
 	case err != nil:
 		return nil, err
-	case tls && !e.o.TLS:
-		return nil, errMode("TLS", "plain")
-	case !tls && e.o.TLS:
-		return nil, errMode("plain", "TLS")
+	case tls != e.o.TLS:
+		return nil, fault.Wrap(fault.Unsupported, "owner at "+address, errMode(tls))
 	}
 	return transfer.Staged(t, func(t transfer.Target) (transfer.Source, error) { return e.open(ctx, t, d, address) })
 }

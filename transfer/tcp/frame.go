@@ -116,7 +116,7 @@ func (h *hello) append(b []byte) []byte {
 func decodePreface(b *[prefaceBytes]byte, role byte) (h hello, err error) {
 	switch {
 	case b[0] == 0x15 && b[1] == 3, b[0] == 0x16 && b[1] == 3:
-		return h, errMode("TLS", "plain")
+		return h, errMode(true)
 	case string(b[:4]) != magic:
 		return h, fault.New(fault.Invalid, "hello", "begins with %q, and not with %q", b[:4], magic).Hint("something else than kvferry is at this address")
 	}
@@ -133,9 +133,21 @@ func decodePreface(b *[prefaceBytes]byte, role byte) (h hello, err error) {
 	return h, nil
 }
 
-func errMode(theirs, ours string) error {
-	return fault.New(fault.Unsupported, "hello", "the other side speaks %s, and this one is configured for %s", theirs, ours).
-		Hint("set TLS on both sides, or on neither")
+// ModeError says that of two sides only one has TLS.
+type ModeError struct {
+	TLS bool // the other side has it
+}
+
+func (e *ModeError) Error() string {
+	theirs, ours := "plain", "TLS"
+	if e.TLS {
+		theirs, ours = ours, theirs
+	}
+	return "the other side speaks " + theirs + ", and this one is configured for " + ours
+}
+
+func errMode(theirTLS bool) error {
+	return fault.Wrap(fault.Unsupported, "hello", &ModeError{TLS: theirTLS}).Hint("set TLS on both sides, or on neither")
 }
 
 // head is what a request begins with.

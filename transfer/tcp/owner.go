@@ -95,7 +95,7 @@ func (v *visitor) admit() (err error) {
 	}
 	v.conn, err = v.e.speak(v.e.ctx, v.tcp, rOwner)
 	if r, ok := errors.AsType[tls.RecordHeaderError](err); ok && string(r.RecordHeader[:len(magic)]) == magic {
-		err = errMode("plain", "TLS")
+		err = errMode(false)
 	}
 	return err
 }

@@ -50,7 +50,7 @@ func proveReader(conn io.ReadWriter, key []byte, mode byte, binding []byte) erro
 		return err
 	}
 	if theirs.mode != mode {
-		return errMode(modeName(theirs.mode), modeName(mode))
+		return errMode(theirs.mode == modeTLS)
 	}
 	var proof [proofBytes]byte
 	if _, err := io.ReadFull(conn, proof[:]); err != nil {
@@ -75,7 +75,7 @@ func proveReader(conn io.ReadWriter, key []byte, mode byte, binding []byte) erro
 func proveOwner(conn io.ReadWriter, key []byte, mode byte, binding []byte) error {
 	theirs, err := readHello(conn, rReader)
 	if err == nil && theirs.mode != mode {
-		err = errMode(modeName(theirs.mode), modeName(mode))
+		err = errMode(theirs.mode == modeTLS)
 	}
 	mine := newHello(mode, rOwner)
 	if errors.Is(err, fault.Unsupported) {
@@ -122,11 +122,4 @@ func readHello(conn io.Reader, role byte) (h hello, err error) {
 	_, err = io.ReadFull(conn, b[prefaceBytes:])
 	copy(h.nonce[:], b[prefaceBytes:])
 	return h, err
-}
-
-func modeName(mode byte) string {
-	if mode == modeTLS {
-		return "TLS"
-	}
-	return "plain"
 }

@@ -201,7 +201,10 @@ func TestEngine_Downgrade(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			p := newPair(t, Options{TLS: c.owner}, Options{TLS: c.reader}, small())
 			_, err := p.open(t.Context())
-			faulttest.Refused(t, err, fault.Unsupported, "configured for")
+			faulttest.Refused(t, err, fault.Unsupported, "configured for", p.owner.Addr())
+			if m, ok := errors.AsType[*ModeError](err); !ok || m.TLS != c.owner {
+				t.Errorf("error %v, want that TLS of the other side is %v", err, c.owner)
+			}
 			if s := p.owner.Stats(); s.Refused != 0 {
 				t.Errorf("it connected: %+v", s)
 			}

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -192,10 +193,26 @@ __attribute__((constructor)) static void f(void) { while (access("%s", F_OK)) us
 // Go end with goroutines that stay locked to them.
 func TestChild_OutlivesThreads(t *testing.T) {
 	leavesNothing(t)
-	o := startOwner(t, "child")
+	libraries := need(t)
 	b := newBench(t, mooncake.Options{})
-	b.readsAgain(o.d)
-	pid := child(t, os.Getpid())
+	words := must(b.cache.Region(0))(t)
+	engines := make([]*mooncake.Engine, 8)
+	offer := func(e *mooncake.Engine) {
+		_, withdraw, err := e.Offer(transfer.Export{Cache: b.cache, Words: words})
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		withdraw()
+	}
+	var starts sync.WaitGroup
+	for i := range engines { // from several threads
+		engines[i] = must(mooncake.New(mooncake.Options{Libraries: libraries, Listen: "127.0.0.1"}))(t)
+		defer func() { noError(t, engines[i].Close()) }()
+		starts.Go(func() { offer(engines[i]) })
+	}
+	starts.Wait()
+	before := children(t, os.Getpid())
 	var locked, over sync.WaitGroup
 	end := make(chan struct{})
 	for range 64 { // more than there are
@@ -209,11 +226,14 @@ func TestChild_OutlivesThreads(t *testing.T) {
 	locked.Wait()
 	close(end)
 	over.Wait()
-	for range 20 {
-		b.readsAgain(o.d)
+	for _, e := range engines {
+		offer(e)
 	}
-	if again := child(t, os.Getpid()); again != pid {
-		t.Errorf("child %d has ended, and there is %d", pid, again)
+	after := children(t, os.Getpid())
+	slices.Sort(before)
+	slices.Sort(after)
+	if len(before) != len(engines) || !slices.Equal(before, after) {
+		t.Errorf("children were %v, and are %v", before, after)
 	}
 }
 
@@ -222,6 +242,30 @@ func TestChild_OfAnExecutableThatIsGone(t *testing.T) {
 	leavesNothing(t)
 	o := startOwner(t, "removed")
 	newBench(t, mooncake.Options{}).readsAgain(o.d)
+}
+
+// The library ends its process when somebody else takes a port that it had found free.
+func TestCheck_TriesAgainWhenAPortWasTaken(t *testing.T) {
+	leavesNothing(t)
+	for name, x := range map[string]struct{ once, want string }{
+		"once":   {"O_EXCL", "can't be made"}, // what this library says the second time
+		"always": {"0", "bind: Address already in use"},
+	} {
+		been := filepath.Join(t.TempDir(), "been")
+		file := compile(t, mark+functions+fmt.Sprintf(`#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+F(installTransport)
+void *createTransferEngine(void) {
+	if (open("%s", O_CREAT | %s, 0600) < 0) return 0;
+	fputs("what():  bind: Address already in use\n", stderr);
+	abort();
+}`, been, x.once))
+		_, err := mooncake.Check(t.Context(), mooncake.Options{Libraries: []string{file}})
+		if !errors.Is(err, fault.Device) || !strings.Contains(err.Error(), x.want) {
+			t.Errorf("%s: error %v, want kind device and %q", name, err, x.want)
+		}
+	}
 }
 
 func TestOffer_ListensAtAnAddressOfThisHostOnly(t *testing.T) {

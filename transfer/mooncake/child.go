@@ -71,7 +71,22 @@ type purpose struct {
 
 // startChild starts a process and has it load the library. Kinds: fault.Device (it dies,
 // with what it said), fault.NotFound, fault.Unsupported, fault.Invalid.
+//
+// The library looks for a free port, and takes it later: when somebody else was quicker it
+// ends its process. Then there is another try.
 func startChild(ctx context.Context, o *Options, p purpose) (c *child, err error) {
+	for range tries {
+		c, err = startOnce(ctx, o, p)
+		if err == nil || !strings.Contains(err.Error(), portTaken) {
+			break
+		}
+	}
+	return c, err
+}
+
+const portTaken = "bind: Address already in use"
+
+func startOnce(ctx context.Context, o *Options, p purpose) (c *child, err error) {
 	if os.Getenv(childVariable) != "" {
 		return nil, fault.New(fault.Unsupported, "child process", "this is one, and a child has none").
 			Hint("a program that embeds kvferry calls mooncake.Serve when its argument is %s; or name kvferry: Options.Executable", Verb)

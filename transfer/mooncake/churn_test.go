@@ -23,14 +23,14 @@ import (
 // that succeeds has the bytes of its own publication, whatever came after it; one that
 // doesn't says that they are gone.
 func TestEngine_ReadsNothingOfWhatCameLater(t *testing.T) {
-	rounds := 40
+	rounds := 30
 	if n, err := strconv.Atoi(os.Getenv("KVFERRY_CHURN")); err == nil {
 		rounds = n
 	}
 	leavesNothing(t)
 	for _, inside := range []bool{false, true} {
 		c := big
-		c.Pages = 32
+		c.Pages, c.Layers = 32, 2
 		g := must(c.PageMajor())(t)
 		served := must(transfertest.Serve(must(side(mooncake.Options{}))(t), g, 1))(t)
 		host := must(device.OpenHost(device.HostOptions{}))(t)
@@ -44,7 +44,7 @@ func TestEngine_ReadsNothingOfWhatCameLater(t *testing.T) {
 			d := must(transfer.Decode(must(served.Publish(ids(0, c.Pages), round%3 == 0, time.Minute))(t)))(t)
 			noError(t, served.Drop(ids(0, c.Pages)))
 			noError(t, transfertest.Fill(image, seed, ids(0, c.Pages)))
-			early := time.Duration(seeds.Int64N(int64(20 * time.Millisecond)))
+			early := time.Duration(seeds.Int64N(int64(15 * time.Millisecond)))
 			var over sync.WaitGroup
 			over.Go(func() {
 				<-time.After(early)

@@ -42,5 +42,7 @@
 //     is replaced under its addresses, which nothing else gets before the engine closes.
 //   - Its numbers for owners are never given back, and neither are its threads before the
 //     engine closes.
+//   - It looks for free ports and takes them later. When somebody else was quicker it ends
+//     its process: a child is started again, this process is gone.
 //   - A metadata scheme that the library was built without ends its process.
 package mooncake

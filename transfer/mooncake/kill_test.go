@@ -33,8 +33,9 @@ const patience = 30 * time.Second
 // ownerVariable has the test binary be an owner: its value is the mode.
 const ownerVariable = "KVFERRY_MOONCAKE_OWNER"
 
-// big is a cache that is not read in an instant: 128 MiB.
-var big = kv.Config{Layout: kv.NHD, DType: kv.BF16, Layers: 8, Pages: 256, PageSize: 16, KVHeads: 8, HeadDim: 128}
+// big is a cache that is not read in an instant: 128 MiB, or half of it with the race
+// detector, which takes its time to fill it.
+var big = kv.Config{Layout: kv.NHD, DType: kv.BF16, Layers: 8, Pages: bigPages, PageSize: 16, KVHeads: 8, HeadDim: 128}
 
 const bigSeed = 11
 

@@ -2,6 +2,7 @@ package mooncake_test
 
 import (
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -42,6 +43,10 @@ func TestMain(m *testing.M) {
 			return kept(s), err // the process ends
 		},
 	})
+	// More at a time than there are processors: most of them wait.
+	if err := flag.Set("test.parallel", "4"); err != nil {
+		panic(err)
+	}
 	leaktest.Main(m)
 }
 

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/kvferry/kvferry/device"
 	"github.com/kvferry/kvferry/fault"
@@ -25,6 +26,8 @@ const (
 	headerState = 24
 	// HeaderBytes is the size of the header.
 	HeaderBytes = 32
+
+	lookLimit = 100 * time.Millisecond // what fails later fails again
 
 	stateOffered   = 1
 	stateWithdrawn = 2 // or any other
@@ -135,13 +138,23 @@ func (s *source) checkHeader(b []byte) error {
 	return nil
 }
 
-// explain says what it means that a read failed: the library has one word for all.
+// explain says what it means that a read failed: the library has one word for all. A
+// connection that was lost with the read can fail the next look at once, too: then it is
+// looked at again.
 func (s *source) explain(ctx context.Context, err error) error {
-	if ctx.Err() != nil || !errors.Is(err, fault.Device) {
-		return err
-	}
-	if gone := s.header(ctx); errors.Is(gone, fault.NotFound) {
-		return gone
+	for attempt := range tries {
+		if ctx.Err() != nil || !errors.Is(err, fault.Device) {
+			return err
+		}
+		began := time.Now()
+		gone := s.header(ctx)
+		if errors.Is(gone, fault.NotFound) {
+			return gone
+		}
+		if !errors.Is(gone, fault.Device) || time.Since(began) > lookLimit {
+			return err
+		}
+		nap(retryPause << (2 * attempt))
 	}
 	return err
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/internal/cursor"
 	"github.com/kvferry/kvferry/kv"
 	"github.com/kvferry/kvferry/page"
 )
@@ -149,13 +150,10 @@ func Decode(b []byte) (*Descriptor, error) {
 	if flags&^knownFlags != 0 {
 		return nil, fault.New(fault.Invalid, "descriptor", "flags %#x are not known", flags&^knownFlags)
 	}
-	r := &cursor{rest: b[headerBytes:]}
+	r := &body{cursor.New("descriptor", b[headerBytes:])}
 	d, print, spec := r.descriptor(flags)
-	if r.err == nil && len(r.rest) > 0 {
-		r.fail("%d trailing bytes in its body", len(r.rest))
-	}
-	if r.err != nil {
-		return nil, r.err
+	if err := r.End(); err != nil {
+		return nil, err
 	}
 	var err error
 	if d.Geometry, err = kv.NewGeometry(spec); err != nil {
@@ -173,115 +171,58 @@ func Decode(b []byte) (*Descriptor, error) {
 	return d, nil
 }
 
-// cursor reads a body. After the first failure all it returns is zero, and nothing is
-// allocated.
-type cursor struct {
-	rest []byte
-	err  error
-}
+// body reads what is behind the header.
+type body struct{ cursor.Cursor }
 
-func (r *cursor) fail(format string, args ...any) {
-	if r.err == nil {
-		r.err, r.rest = fault.New(fault.Invalid, "descriptor", format, args...), nil
-	}
-}
+func (r *body) name() string { return string(r.Bytes(int(r.U8()))) }
 
-func (r *cursor) bytes(n int) []byte {
-	if n > len(r.rest) {
-		r.fail("truncated: %d bytes where %d are needed", len(r.rest), n)
-	}
-	if r.err != nil {
-		return nil
-	}
-	b := r.rest[:n]
-	r.rest = r.rest[n:]
-	return b
-}
-
-func (r *cursor) u8() uint8 {
-	if b := r.bytes(1); b != nil {
-		return b[0]
-	}
-	return 0
-}
-
-func (r *cursor) u32() uint32 {
-	if b := r.bytes(4); b != nil {
-		return binary.LittleEndian.Uint32(b)
-	}
-	return 0
-}
-
-func (r *cursor) u64() uint64 {
-	if b := r.bytes(8); b != nil {
-		return binary.LittleEndian.Uint64(b)
-	}
-	return 0
-}
-
-func (r *cursor) name() string { return string(r.bytes(int(r.u8()))) }
-
-// list returns the length of a list, given its limit and the least bytes of an entry.
-func (r *cursor) list(what string, n uint32, most, each int) int {
-	switch {
-	case uint64(n) > uint64(most):
-		r.fail("%d %s are more than %d", n, what, most)
-	case uint64(n)*uint64(each) > uint64(len(r.rest)):
-		r.fail("truncated: %d %s in %d bytes", n, what, len(r.rest))
-	}
-	if r.err != nil {
-		return 0
-	}
-	return int(n)
-}
-
-func (r *cursor) descriptor(flags uint16) (d *Descriptor, print kv.Fingerprint, spec kv.Spec) {
+func (r *body) descriptor(flags uint16) (d *Descriptor, print kv.Fingerprint, spec kv.Spec) {
 	d = &Descriptor{Leases: flags&flagLeases != 0}
-	copy(d.Owner[:], r.bytes(len(d.Owner)))
-	d.Epoch = Epoch{Word: r.u32(), Count: r.u64()}
+	copy(d.Owner[:], r.Bytes(len(d.Owner)))
+	d.Epoch = Epoch{Word: r.U32(), Count: r.U64()}
 	if flags&flagExpiry != 0 {
-		d.Expires = time.Unix(0, int64(r.u64()))
+		d.Expires = time.Unix(0, int64(r.U64()))
 	}
 	d.Entity, d.Session = r.name(), r.name()
-	copy(print[:], r.bytes(len(print)))
+	copy(print[:], r.Bytes(len(print)))
 	spec = r.spec(flags)
-	for range r.list("offers", uint32(r.u8()), MaxOffers, offerBytes) {
+	for range r.List("offers", uint32(r.U8()), MaxOffers, offerBytes) {
 		o := Offer{Engine: r.name()}
-		n := r.list(fmt.Sprintf("bytes of the offer of %q", o.Engine), r.u32(), MaxOfferBytes, 1)
-		o.Data = append([]byte{}, r.bytes(n)...)
+		n := r.List(fmt.Sprintf("bytes of the offer of %q", o.Engine), r.U32(), MaxOfferBytes, 1)
+		o.Data = append([]byte{}, r.Bytes(n)...)
 		d.Offers = append(d.Offers, o)
 	}
-	if n := r.list("pages", r.u32(), MaxPublished, 4); n > 0 {
+	if n := r.List("pages", r.U32(), MaxPublished, 4); n > 0 {
 		d.Pages = make([]page.ID, n)
 		for i := range d.Pages {
-			d.Pages[i] = page.ID(r.u32())
+			d.Pages[i] = page.ID(r.U32())
 		}
 	}
 	if flags&flagSums != 0 {
 		if len(d.Pages) == 0 {
-			r.fail("sums of no pages")
+			r.Fail("sums of no pages")
 		}
-		d.Sums = make([]Sum, r.list("sums", uint32(len(d.Pages)), MaxPublished, sumBytes))
+		d.Sums = make([]Sum, r.List("sums", uint32(len(d.Pages)), MaxPublished, sumBytes))
 		for i := range d.Sums {
-			d.Sums[i] = Sum{Hi: r.u64(), Lo: r.u64()}
+			d.Sums[i] = Sum{Hi: r.U64(), Lo: r.U64()}
 		}
 	}
 	return d, print, spec
 }
 
-func (r *cursor) spec(flags uint16) kv.Spec {
+func (r *body) spec(flags uint16) kv.Spec {
 	s := kv.Spec{Sink: flags&flagSink != 0}
-	s.Layout, s.DType = kv.Layout(r.u8()), kv.DType(r.u8())
-	s.Pages, s.PageSize = int(r.u32()), int(r.u32())
-	for range r.list("regions", r.u32(), kv.MaxPlanes, 8) {
-		s.RegionBytes = append(s.RegionBytes, int64(r.u64()))
+	s.Layout, s.DType = kv.Layout(r.U8()), kv.DType(r.U8())
+	s.Pages, s.PageSize = int(r.U32()), int(r.U32())
+	for range r.List("regions", r.U32(), kv.MaxPlanes, 8) {
+		s.RegionBytes = append(s.RegionBytes, int64(r.U64()))
 	}
-	for range r.list("layers", r.u32(), kv.MaxLayers, layerBytes) {
-		l := kv.Layer{ID: int(r.u32()), FirstHead: int(r.u32()), Heads: int(r.u32()), Dim: int(r.u32())}
-		for range r.list("planes", r.u32(), kv.MaxPlanes, planeBytes) {
+	for range r.List("layers", r.U32(), kv.MaxLayers, layerBytes) {
+		l := kv.Layer{ID: int(r.U32()), FirstHead: int(r.U32()), Heads: int(r.U32()), Dim: int(r.U32())}
+		for range r.List("planes", r.U32(), kv.MaxPlanes, planeBytes) {
 			l.Planes = append(l.Planes, kv.Plane{
-				Kind: kv.PlaneKind(r.u8()), Region: int(r.u32()), Offset: int64(r.u64()), PageStride: int64(r.u64()),
-				TokenStride: int64(r.u64()), HeadStride: int64(r.u64()), KVStride: int64(r.u64()), Bytes: int64(r.u64()),
+				Kind: kv.PlaneKind(r.U8()), Region: int(r.U32()), Offset: int64(r.U64()), PageStride: int64(r.U64()),
+				TokenStride: int64(r.U64()), HeadStride: int64(r.U64()), KVStride: int64(r.U64()), Bytes: int64(r.U64()),
 			})
 		}
 		s.Layers = append(s.Layers, l)

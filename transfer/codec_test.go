@@ -167,7 +167,7 @@ func TestDecode_SaysWhatIsWrong(t *testing.T) {
 		{good[:15], fault.Invalid, "truncated: 15 bytes"},
 		{good[:40], fault.Invalid, "truncated: 24 bytes of a body"},
 		{append(slices.Clone(good), 1, 2), fault.Invalid, "2 trailing bytes"},
-		{resum(append(slices.Clone(good), 1, 2)), fault.Invalid, "2 trailing bytes in its body"},
+		{resum(append(slices.Clone(good), 1, 2)), fault.Invalid, "2 trailing bytes"},
 		{with(0, 'X'), fault.Invalid, "begins with"},
 		{with(4, 2), fault.Unsupported, "version 2"},
 		{resum(with(7, 0x80)), fault.Invalid, "flags 0x8000"},

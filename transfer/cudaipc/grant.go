@@ -6,6 +6,7 @@ import (
 
 	"github.com/kvferry/kvferry/device"
 	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/internal/cursor"
 	"github.com/kvferry/kvferry/kv"
 	"github.com/kvferry/kvferry/transfer"
 )
@@ -139,38 +140,38 @@ func (g *grant) encode() (b []byte) {
 // parseGrant reads a grant, for bytes from anybody. Kinds: fault.Invalid,
 // fault.Unsupported (another version).
 func parseGrant(b []byte) (*grant, error) {
-	c := &cursor{rest: b}
-	if v := c.u16(); c.err == nil && v != grantVersion {
+	c := &payload{cursor.New("grant", b)}
+	if v := c.U16(); c.Err() == nil && v != grantVersion {
 		return nil, fault.New(fault.Unsupported, "grant", "version %d, and this build knows %d", v, grantVersion).
 			Hint("run the same version of kvferry on both sides")
 	}
-	flags := c.u16()
+	flags := c.U16()
 	if flags&^flagEvent != 0 {
-		c.fail("flags %#x are not known", flags)
+		c.Fail("flags %#x are not known", flags)
 	}
 	g := &grant{}
-	copy(g.owner[:], c.bytes(len(g.owner)))
-	copy(g.geometry[:], c.bytes(len(g.geometry)))
+	copy(g.owner[:], c.Bytes(len(g.owner)))
+	copy(g.geometry[:], c.Bytes(len(g.geometry)))
 	g.wordBytes = c.size(maxWordBytes)
 	if g.wordBytes%8 != 0 {
-		c.fail("%d bytes of words of 8", g.wordBytes)
+		c.Fail("%d bytes of words of 8", g.wordBytes)
 	}
 	g.device.uuid, g.device.pci = c.id(), c.id()
 	if flags&flagEvent != 0 {
 		g.event = new(handle)
-		copy(g.event[:], c.bytes(handleBytes))
+		copy(g.event[:], c.Bytes(handleBytes))
 	}
 	pieces := 0
-	for range c.list("allocations", kv.MaxPlanes, 1+4+8) {
+	for range c.List("allocations", c.U32(), kv.MaxPlanes, 1+4+8) {
 		a := alloc{}
-		switch kind := c.u8(); kind {
+		switch kind := c.U8(); kind {
 		case byHandle:
 			a.bytes = c.size(maxBytes)
-			copy(a.handle[:], c.bytes(handleBytes))
+			copy(a.handle[:], c.Bytes(handleBytes))
 		case byPieces:
-			n := c.list("pieces", maxPieces-pieces, 8)
+			n := c.List("pieces", c.U32(), maxPieces-pieces, 8)
 			if n == 0 {
-				c.fail("an allocation of no pieces")
+				c.Fail("an allocation of no pieces")
 			}
 			pieces += n
 			a.pieces = make([]int64, n)
@@ -179,31 +180,28 @@ func parseGrant(b []byte) (*grant, error) {
 				a.bytes += a.pieces[i] // at most maxPieces · maxBytes
 			}
 		default:
-			c.fail("an allocation of kind %d", kind)
+			c.Fail("an allocation of kind %d", kind)
 		}
-		if c.err != nil {
+		if c.Err() != nil {
 			break
 		}
 		g.allocs = append(g.allocs, a)
 	}
-	for range c.list("regions", kv.MaxPlanes, 4+8) {
-		r := region{alloc: c.u32()}
-		switch offset := c.u64(); {
+	for range c.List("regions", c.U32(), kv.MaxPlanes, 4+8) {
+		r := region{alloc: c.U32()}
+		switch offset := c.U64(); {
 		case r.alloc == noAllocation && offset == 0:
 		case int64(r.alloc) >= int64(len(g.allocs)):
-			c.fail("a region in allocation %d of %d", r.alloc, len(g.allocs))
+			c.Fail("a region in allocation %d of %d", r.alloc, len(g.allocs))
 		case offset > uint64(g.allocs[r.alloc].bytes):
-			c.fail("a region at byte %d of %d", offset, g.allocs[r.alloc].bytes)
+			c.Fail("a region at byte %d of %d", offset, g.allocs[r.alloc].bytes)
 		default:
 			r.offset = int64(offset)
 		}
 		g.regions = append(g.regions, r)
 	}
-	if c.err == nil && len(c.rest) > 0 {
-		c.fail("%d trailing bytes", len(c.rest))
-	}
-	if c.err != nil {
-		return nil, c.err
+	if err := c.End(); err != nil {
+		return nil, err
 	}
 	return g, nil
 }
@@ -245,89 +243,25 @@ func (g *grant) holds(i int, need int64) error {
 	return nil
 }
 
-// cursor reads a payload. After the first failure all it returns is zero.
-type cursor struct {
-	rest []byte
-	err  error
-}
-
-func (c *cursor) fail(format string, args ...any) {
-	if c.err == nil {
-		c.err, c.rest = fault.New(fault.Invalid, "grant", format, args...), nil
-	}
-}
-
-func (c *cursor) bytes(n int) []byte {
-	if n > len(c.rest) {
-		c.fail("truncated: %d bytes where %d are needed", len(c.rest), n)
-	}
-	if c.err != nil {
-		return nil
-	}
-	b := c.rest[:n]
-	c.rest = c.rest[n:]
-	return b
-}
-
-func (c *cursor) u8() uint8 {
-	if b := c.bytes(1); b != nil {
-		return b[0]
-	}
-	return 0
-}
-
-func (c *cursor) u16() uint16 {
-	if b := c.bytes(2); b != nil {
-		return binary.LittleEndian.Uint16(b)
-	}
-	return 0
-}
-
-func (c *cursor) u32() uint32 {
-	if b := c.bytes(4); b != nil {
-		return binary.LittleEndian.Uint32(b)
-	}
-	return 0
-}
-
-func (c *cursor) u64() uint64 {
-	if b := c.bytes(8); b != nil {
-		return binary.LittleEndian.Uint64(b)
-	}
-	return 0
-}
+// payload reads what is said with the descriptors.
+type payload struct{ cursor.Cursor }
 
 // size returns a number of bytes of 1 … most.
-func (c *cursor) size(most int64) int64 {
-	n := c.u64()
-	if c.err == nil && (n < 1 || n > uint64(most)) {
-		c.fail("a size of %d bytes is not in 1 … %d", n, most)
+func (c *payload) size(most int64) int64 {
+	n := c.U64()
+	if c.Err() == nil && (n < 1 || n > uint64(most)) {
+		c.Fail("a size of %d bytes is not in 1 … %d", n, most)
 	}
-	if c.err != nil {
+	if c.Err() != nil {
 		return 0
 	}
 	return int64(n)
 }
 
-func (c *cursor) id() string {
-	n := int(c.u8())
+func (c *payload) id() string {
+	n := int(c.U8())
 	if n > maxIDBytes {
-		c.fail("an id of %d bytes is longer than %d", n, maxIDBytes)
+		c.Fail("an id of %d bytes is longer than %d", n, maxIDBytes)
 	}
-	return string(c.bytes(n))
-}
-
-// list returns the length of a list, given its limit and the least bytes of an entry.
-func (c *cursor) list(what string, most, each int) int {
-	n := c.u32()
-	switch {
-	case uint64(n) > uint64(most):
-		c.fail("%d %s are more than %d", n, what, most)
-	case uint64(n)*uint64(each) > uint64(len(c.rest)):
-		c.fail("truncated: %d %s in %d bytes", n, what, len(c.rest))
-	}
-	if c.err != nil {
-		return 0
-	}
-	return int(n)
+	return string(c.Bytes(n))
 }

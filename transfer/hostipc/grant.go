@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvferry/kvferry/device"
 	"github.com/kvferry/kvferry/fault"
+	"github.com/kvferry/kvferry/internal/cursor"
 	"github.com/kvferry/kvferry/kv"
 	"github.com/kvferry/kvferry/transfer"
 )
@@ -92,38 +93,35 @@ func (x *extent) append(b []byte) []byte {
 // have addresses that exist, and no pieces or those that they are made of. Kinds:
 // fault.Invalid, fault.Unsupported (another version).
 func parseGrant(b []byte) (*grant, error) {
-	c := &cursor{rest: b}
-	if v := c.u16(); c.err == nil && v != grantVersion {
+	c := &payload{cursor.New("grant", b)}
+	if v := c.U16(); c.Err() == nil && v != grantVersion {
 		return nil, fault.New(fault.Unsupported, "grant", "version %d, and this build knows %d", v, grantVersion).
 			Hint("run the same version of kvferry on both sides")
 	}
-	flags := c.u16()
+	flags := c.U16()
 	if flags&^knownFlags != 0 {
-		c.fail("flags %#x are not known", flags)
+		c.Fail("flags %#x are not known", flags)
 	}
 	g := &grant{byProcess: flags&flagByProcess != 0}
-	copy(g.owner[:], c.bytes(len(g.owner)))
-	copy(g.geometry[:], c.bytes(len(g.geometry)))
+	copy(g.owner[:], c.Bytes(len(g.owner)))
+	copy(g.geometry[:], c.Bytes(len(g.geometry)))
 	left := maxPieces
 	g.words = c.extent(&left)
-	if n := g.words.bytes; c.err == nil && (n < 8 || n%8 != 0 || n > maxWordBytes || len(g.words.pieces) == 0) {
-		c.fail("%d bytes of epoch words, in %d pieces", n, len(g.words.pieces))
+	if n := g.words.bytes; c.Err() == nil && (n < 8 || n%8 != 0 || n > maxWordBytes || len(g.words.pieces) == 0) {
+		c.Fail("%d bytes of epoch words, in %d pieces", n, len(g.words.pieces))
 	}
-	for range c.count("regions", kv.MaxPlanes, extentBytes) {
+	for range c.List("regions", c.U32(), kv.MaxPlanes, extentBytes) {
 		x := c.extent(&left)
-		if bare := len(x.pieces) == 0 && x.bytes > 0; c.err == nil && (g.byProcess && len(x.pieces) > 0 || !g.byProcess && bare) {
-			c.fail("region %d of %d bytes has %d pieces", len(g.regions), x.bytes, len(x.pieces))
+		if bare := len(x.pieces) == 0 && x.bytes > 0; c.Err() == nil && (g.byProcess && len(x.pieces) > 0 || !g.byProcess && bare) {
+			c.Fail("region %d of %d bytes has %d pieces", len(g.regions), x.bytes, len(x.pieces))
 		}
-		if c.err != nil {
+		if c.Err() != nil {
 			break
 		}
 		g.regions = append(g.regions, x)
 	}
-	if c.err == nil && len(c.rest) > 0 {
-		c.fail("%d trailing bytes", len(c.rest))
-	}
-	if c.err != nil {
-		return nil, c.err
+	if err := c.End(); err != nil {
+		return nil, err
 	}
 	return g, nil
 }
@@ -154,98 +152,44 @@ func (g *grant) check(d *transfer.Descriptor, files int) error {
 	return nil
 }
 
-// cursor reads a payload. After the first failure all it returns is zero, and nothing is
-// allocated.
-type cursor struct {
-	rest []byte
-	err  error
-}
-
-func (c *cursor) fail(format string, args ...any) {
-	if c.err == nil {
-		c.err, c.rest = fault.New(fault.Invalid, "grant", format, args...), nil
-	}
-}
-
-func (c *cursor) bytes(n int) []byte {
-	if n > len(c.rest) {
-		c.fail("truncated: %d bytes where %d are needed", len(c.rest), n)
-	}
-	if c.err != nil {
-		return nil
-	}
-	b := c.rest[:n]
-	c.rest = c.rest[n:]
-	return b
-}
-
-func (c *cursor) u16() uint16 {
-	if b := c.bytes(2); b != nil {
-		return binary.LittleEndian.Uint16(b)
-	}
-	return 0
-}
-
-func (c *cursor) u64() uint64 {
-	if b := c.bytes(8); b != nil {
-		return binary.LittleEndian.Uint64(b)
-	}
-	return 0
-}
+// payload reads what is said with the descriptors.
+type payload struct{ cursor.Cursor }
 
 // size returns a number of bytes.
-func (c *cursor) size() int64 {
-	n := c.u64()
+func (c *payload) size() int64 {
+	n := c.U64()
 	if n > math.MaxInt64 {
-		c.fail("%d bytes", n)
+		c.Fail("%d bytes", n)
 		return 0
 	}
 	return int64(n)
 }
 
-// count returns the length of a list, given its limit and the least bytes of an entry.
-func (c *cursor) count(what string, most, each int) int {
-	var n uint32
-	if b := c.bytes(4); b != nil {
-		n = binary.LittleEndian.Uint32(b)
-	}
-	switch {
-	case uint64(n) > uint64(max(most, 0)):
-		c.fail("%d %s are more than %d", n, what, most)
-	case uint64(n)*uint64(each) > uint64(len(c.rest)):
-		c.fail("truncated: %d %s in %d bytes", n, what, len(c.rest))
-	}
-	if c.err != nil {
-		return 0
-	}
-	return int(n)
-}
-
 // extent reads one; left is how many pieces there may still be.
-func (c *cursor) extent(left *int) (x extent) {
-	x.base, x.bytes = c.u64(), c.size()
+func (c *payload) extent(left *int) (x extent) {
+	x.base, x.bytes = c.U64(), c.size()
 	if x.base > math.MaxUint64-uint64(x.bytes) {
-		c.fail("%d bytes at %#x", x.bytes, x.base)
+		c.Fail("%d bytes at %#x", x.bytes, x.base)
 	}
 	page, rest := int64(os.Getpagesize()), x.bytes
-	n := c.count("pieces", *left, pieceBytes)
+	n := c.List("pieces", c.U32(), *left, pieceBytes)
 	*left -= n
 	for i := range n {
 		p := piece{c.size(), c.size()}
 		switch {
-		case c.err != nil:
+		case c.Err() != nil:
 		case p.bytes < 1 || p.bytes > rest, i < n-1 && p.bytes%page != 0, p.off%page != 0 || p.off > math.MaxInt64-p.bytes:
-			c.fail("a piece of %d bytes from %d of its file, and %d are missing", p.bytes, p.off, rest)
+			c.Fail("a piece of %d bytes from %d of its file, and %d are missing", p.bytes, p.off, rest)
 		case i == n-1 && p.bytes != rest:
-			c.fail("%d bytes in no piece", rest-p.bytes)
+			c.Fail("%d bytes in no piece", rest-p.bytes)
 		}
-		if c.err != nil {
+		if c.Err() != nil {
 			return extent{}
 		}
 		rest -= p.bytes
 		x.pieces = append(x.pieces, p)
 	}
-	if c.err != nil {
+	if c.Err() != nil {
 		return extent{}
 	}
 	return x

@@ -23,11 +23,12 @@ import (
 // that succeeds has the bytes of its own publication, whatever came after it; one that
 // doesn't says that they are gone.
 func TestEngine_ReadsNothingOfWhatCameLater(t *testing.T) {
-	rounds := 30
+	rounds := 15
 	if n, err := strconv.Atoi(os.Getenv("KVFERRY_CHURN")); err == nil {
 		rounds = n
 	}
 	leavesNothing(t)
+	need(t)
 	for _, inside := range []bool{false, true} {
 		c := big
 		c.Pages, c.Layers = 32, 2

@@ -211,25 +211,33 @@ func (c *core) read(stop <-chan struct{}, number uint32, requests []request) err
 	if err := s.refuse(c.maxStuck); err != nil {
 		return err
 	}
-	over := make(chan struct{})
-	defer close(over)
-	go s.watch(stop, over)
+	defer s.watch(stop)()
 	return c.run(stop, s, requests, nil)
 }
 
-// watch counts a read as stuck between stop and over.
-func (s *segment) watch(stop, over <-chan struct{}) {
-	select {
-	case <-over:
-		return
-	case <-stop:
+// watch counts a read as stuck from stop on, until it calls over.
+func (s *segment) watch(stop <-chan struct{}) (over func()) {
+	ended, counted := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(counted)
+		select {
+		case <-ended:
+			return
+		case <-stop:
+		}
+		s.count(1)
+		<-ended
+		s.count(-1)
+	}()
+	return func() {
+		close(ended)
+		<-counted // or the next read would be refused for this one
 	}
+}
+
+func (s *segment) count(n int) {
 	s.mu.Lock()
-	s.stuck++
-	s.mu.Unlock()
-	<-over
-	s.mu.Lock()
-	s.stuck--
+	s.stuck += n
 	s.mu.Unlock()
 }
 
@@ -249,9 +257,7 @@ func (c *core) words(stop <-chan struct{}, number uint32, at []word, answer []by
 		return err
 	}
 	defer b.Free()
-	over := make(chan struct{})
-	defer close(over)
-	go s.watch(stop, over)
+	defer s.watch(stop)()
 	requests, sum := make([]request, len(at)), 0
 	for i, w := range at {
 		requests[i] = request{local: uint64(sum), remote: w.remote, bytes: w.bytes}

@@ -82,9 +82,12 @@ type Options struct {
 	Owner   []string        // the command that owns the pages; nil = this program's TransferOwner
 }
 
+// defaultRuns are what a goal is judged by.
+const defaultRuns = 9
+
 // DefaultOptions take well under a minute a verb on an idle machine.
 func DefaultOptions() Options {
-	return Options{Runs: 9, Seed: 1, Threads: 1, MiB: 256, Allocations: 1_000_000, DevicePages: 2048, HostPages: 7952}
+	return Options{Runs: defaultRuns, Seed: 1, Threads: 1, MiB: 256, Allocations: 1_000_000, DevicePages: 2048, HostPages: 7952}
 }
 
 // check refuses options that can't be measured, and returns o with a clock. Kind:
@@ -159,9 +162,11 @@ type Report struct {
 	Sections []Section `json:"sections"` //
 	Seconds  float64   `json:"seconds"`  // that all of it took
 	// Crossovers says, of an accelerator, which way of copying was best for which rows.
-	Crossovers string   `json:"crossovers,omitempty"`
-	Warnings   []string `json:"warnings"` //
-	legend     string   // under the text
+	Crossovers string `json:"crossovers,omitempty"`
+	// Unjudged says why no goal is called met or missed.
+	Unjudged string   `json:"unjudged,omitempty"`
+	Warnings []string `json:"warnings"` //
+	legend   string   // under the text
 }
 
 // Setting is a fact about the machine or the pools.
@@ -200,7 +205,7 @@ type Goal struct {
 	Least *float64 `json:"least"`
 	Most  *float64 `json:"most"`
 	Got   float64  `json:"got"`
-	Met   bool     `json:"met"`
+	Met   *bool    `json:"met"` // nil when it is not judged
 }
 
 // warmUps are the runs before the counted ones.
@@ -241,12 +246,12 @@ func (l *Line) against(of string, ours, other []float64) {
 // atLeast adds a goal for the ratio to of, or for the figure itself.
 func (l *Line) atLeast(of string, bound float64) {
 	got := l.got(of)
-	l.Goals = append(l.Goals, Goal{Of: of, Least: &bound, Got: got, Met: got >= bound})
+	l.Goals = append(l.Goals, Goal{Of: of, Least: &bound, Got: got, Met: new(got >= bound)})
 }
 
 func (l *Line) atMost(of string, bound float64) {
 	got := l.got(of)
-	l.Goals = append(l.Goals, Goal{Of: of, Most: &bound, Got: got, Met: got <= bound})
+	l.Goals = append(l.Goals, Goal{Of: of, Most: &bound, Got: got, Met: new(got <= bound)})
 }
 
 func (l *Line) got(of string) float64 {

@@ -124,7 +124,7 @@ func TestGoal_IsMetOnItsBoundAndNotBeyond(t *testing.T) {
 	l.atLeast("nobody", 0) // what was not measured meets nothing
 	l.atMost("nobody", 1e9)
 	for i, want := range []bool{true, false, true, false, false, false} {
-		if l.Goals[i].Met != want {
+		if *l.Goals[i].Met != want {
 			t.Errorf("goal %d: %+v", i, l.Goals[i])
 		}
 	}

@@ -36,6 +36,9 @@ func (r *Report) WriteText(w io.Writer) error {
 		fmt.Fprintf(&b, "\nbest way of copying, by bytes a row and rows of a rectangle; in brackets what was not measured\n%s", r.Crossovers)
 	}
 	fmt.Fprintf(&b, "\nMedians of the runs, and (least–most). A ratio is made in each run.\n%s\n", r.legend)
+	if r.Unjudged != "" {
+		fmt.Fprintf(&b, "Goals are not judged: %s.\n", r.Unjudged)
+	}
 	fmt.Fprintf(&b, "Took %.1f s. For machines: --json\n", r.Seconds)
 	for _, s := range r.Warnings {
 		fmt.Fprintf(&b, "warning  %s\n", s)
@@ -96,22 +99,44 @@ func (l *Line) share(of string) string {
 func (l *Line) goals() string {
 	var all []string
 	for _, g := range l.Goals {
-		mark, sign, bound := "✗", "≥", g.Least
-		if g.Met {
-			mark = "✓"
-		}
+		sign, bound := "≥", g.Least
 		if g.Most != nil {
 			sign, bound = "≤", g.Most
 		}
-		text := fmt.Sprintf("%s %s %s", sign, strconv.FormatFloat(*bound, 'g', 4, 64), mark)
-		if g.Of == "" {
-			text = fmt.Sprintf("%s %s %s", sign, figure(*bound), mark)
-		} else {
-			text = g.Of + " " + text
+		text := sign + " " + figure(*bound)
+		if g.Of != "" {
+			text = g.Of + " " + sign + " " + strconv.FormatFloat(*bound, 'g', 4, 64)
 		}
-		all = append(all, text)
+		all = append(all, text+g.verdict())
 	}
 	return strings.Join(all, "  ")
+}
+
+// verdict says whether a goal is met, and what it got where the figure beside it is
+// rounded to the other side of the bound.
+func (g *Goal) verdict() string {
+	if g.Met == nil {
+		return ""
+	}
+	mark := " ✗"
+	if *g.Met {
+		mark = " ✓"
+	}
+	shown := ratio(g.Got)
+	if g.Of == "" {
+		shown = strings.ReplaceAll(figure(g.Got), ",", "")
+	}
+	says := func(text string) bool {
+		x, err := strconv.ParseFloat(text, 64)
+		return err == nil && (g.Least == nil || x >= *g.Least) && (g.Most == nil || x <= *g.Most)
+	}
+	if says(shown) == *g.Met {
+		return mark
+	}
+	for digits := 3; says(shown) != *g.Met && digits <= 17; digits++ {
+		shown = strconv.FormatFloat(g.Got, 'f', digits, 64)
+	}
+	return mark + " (" + shown + ")"
 }
 
 func (s Stat) spread(show func(float64) string) string {

@@ -98,7 +98,7 @@ func TestTransferLines_HoldEachEngineAgainstWhatItHasToReach(t *testing.T) {
 			t.Errorf("%s, sums %d: goals %+v", tc.name, tc.sums, l.Goals)
 		}
 		for _, g := range l.Goals {
-			if met, ok := tc.goals[g.Of]; !ok || met != g.Met {
+			if met, ok := tc.goals[g.Of]; !ok || met != *g.Met {
 				t.Errorf("%s, sums %d: goal %+v", tc.name, tc.sums, g)
 			}
 		}
@@ -209,5 +209,54 @@ func TestBetter_IsOneLoopAndNotTheLuckOfTwo(t *testing.T) {
 	}
 	if got := better(b, a); !slices.Equal(got, b) {
 		t.Errorf("got %v", got)
+	}
+}
+
+func TestVerdict_IsSeenInWhatIsShown(t *testing.T) {
+	for _, tc := range []struct {
+		g    Goal
+		want string
+	}{
+		{Goal{Of: "raw", Least: new(0.9), Got: 0.8983, Met: new(false)}, " ✗ (0.898)"},
+		{Goal{Of: "raw", Least: new(0.9), Got: 0.89999, Met: new(false)}, " ✗ (0.89999)"},
+		{Goal{Of: "raw", Least: new(0.9), Got: 0.9, Met: new(true)}, " ✓"},
+		{Goal{Of: "raw", Least: new(0.9), Got: 0.85, Met: new(false)}, " ✗"},
+		{Goal{Of: "x", Least: new(0.95), Got: 0.952, Met: new(true)}, " ✓"},
+		{Goal{Of: "x", Most: new(1.3), Got: 1.304, Met: new(false)}, " ✗ (1.304)"},
+		{Goal{Of: "x", Least: new(0.895), Got: 0.8951, Met: new(true)}, " ✓"},
+		{Goal{Of: "x", Least: new(0.898), Got: 0.8985, Met: new(true)}, " ✓"},
+		{Goal{Of: "x", Most: new(1.297), Got: 1.2966, Met: new(true)}, " ✓ (1.297)"},
+		{Goal{Most: new(1.), Got: 1.001, Met: new(false)}, " ✗ (1.001)"},
+		{Goal{Most: new(250.), Got: 12345, Met: new(false)}, " ✗"},
+		{Goal{Most: new(12345.), Got: 12345, Met: new(true)}, " ✓"},
+		{Goal{Of: "raw", Least: new(0.9), Got: 0.8}, ""},
+	} {
+		if got := tc.g.verdict(); got != tc.want {
+			t.Errorf("%+v: %q, want %q", tc.g, got, tc.want)
+		}
+	}
+}
+
+func TestGoals_AreJudgedByEnoughRunsAndPools(t *testing.T) {
+	for _, tc := range []struct {
+		runs, mib int
+		want      string // why not
+	}{
+		{defaultRuns, TransferMiB, ""},
+		{defaultRuns + 1, 2 * TransferMiB, ""},
+		{defaultRuns - 1, TransferMiB, "that takes 9 runs, and these are 8"},
+		{defaultRuns, TransferMiB - 1, "that takes pools of 128 MiB, and these have 127"},
+	} {
+		r := newReport("transfer", Options{Runs: tc.runs})
+		r.Sections = append(r.Sections, Section{Lines: times(64 << 10).lines(engines.TCP)})
+		r.leaveUnjudged(Options{Runs: tc.runs, MiB: tc.mib})
+		var b strings.Builder
+		if err := r.WriteText(&b); err != nil {
+			t.Fatal(err)
+		}
+		marks := strings.ContainsAny(b.String(), "✓✗")
+		if r.Unjudged != tc.want || marks != (tc.want == "") || strings.Contains(b.String(), "Goals are not judged: "+tc.want+".") != (tc.want != "") {
+			t.Errorf("%d runs, %d MiB: %q\n%s", tc.runs, tc.mib, r.Unjudged, &b)
+		}
 	}
 }

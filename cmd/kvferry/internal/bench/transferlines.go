@@ -23,6 +23,7 @@ func sectionTitle(name string) string {
 
 // transferTimes are the seconds of one shape, run by run.
 type transferTimes struct {
+	clock             string
 	shape             transferShape
 	bytes, pieceBytes int64
 	r, summed, c, raw []float64
@@ -39,7 +40,7 @@ func (m *transferTimes) lines(name string) (out []Line) {
 	for i, checks := range []string{"page sums off", "page sums on"} {
 		ours := each(m.ours[name][i], gb)
 		l := newLine(fmt.Sprintf("%-7s  %-10s  %s", size(m.shape.PageBytes), order, checks), statOf(ours), map[string]any{
-			"engine": name, "page_bytes": m.shape.PageBytes, "run": m.shape.Run, "page_sums": i == 1,
+			"engine": name, "page_bytes": m.shape.PageBytes, "run": m.shape.Run, "page_sums": i == 1, "clock": m.clock,
 		})
 		l.Bytes = &m.bytes
 		l.against("C", ours, each(m.c, gbps(m.pieceBytes)))

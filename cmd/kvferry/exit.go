@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kvferry/kvferry/cmd/kvferry/internal/transfer"
 	"github.com/kvferry/kvferry/fault"
 )
 
@@ -17,6 +18,7 @@ const (
 	exitMemory    = 3
 	exitDevice    = 4
 	exitOther     = 5
+	exitPeer      = 6
 	exitInterrupt = 130 // 128 + SIGINT, as shells have it
 )
 
@@ -28,6 +30,9 @@ func exitStatus(err error) int {
 	kind := fault.KindOf(err)
 	if errors.Is(err, context.Canceled) && kind != fault.Corrupt { // a wrong byte is said whatever else is
 		return exitInterrupt
+	}
+	if _, ok := errors.AsType[*transfer.PeerError](err); ok && kind != fault.Corrupt {
+		return exitPeer
 	}
 	switch kind {
 	case fault.Corrupt:
@@ -53,10 +58,11 @@ func newExitTopic() *cobra.Command {
 
   0    all right
   1    a wrong byte: what came back is not what was written, or the books do not balance
-  2    bad use or bad input: a flag, a configuration, a trace
+  2    bad use or bad input: a flag, a configuration, a trace, a key
   3    not enough memory
   4    a device or its driver failed
   5    anything else: the answer could not be written, or a bug in kvferry
+  6    another process: it has gone, refused, ended its lease, or did not answer in time; try again, or publish again
   130  interrupted
 
 A program made with Go that crashes ends with 2 as well; it then prints "panic" or "fatal error" rather than

@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/kvferry/kvferry/cmd/kvferry/internal/transfer"
 	"github.com/kvferry/kvferry/fault"
 	"github.com/kvferry/kvferry/internal/dl"
 	"github.com/kvferry/kvferry/internal/fakedriver"
@@ -186,6 +187,27 @@ func TestExitStatus_FollowsTheKindOfTheError(t *testing.T) {
 	}
 }
 
+// What is another process's fault has a status of its own, whatever its kind; a wrong byte
+// is said all the same.
+func TestExitStatus_OfAnotherProcess(t *testing.T) {
+	for kind := fault.Invalid; kind <= fault.Closed; kind++ {
+		err := fmt.Errorf("acknowledgement: %w", &transfer.PeerError{Err: fault.New(kind, "owner", "gone").Hint("try again")})
+		want := exitPeer
+		if kind == fault.Corrupt {
+			want = exitWrongByte
+		}
+		if got := exitStatus(err); got != want {
+			t.Errorf("%v: %d, want %d", kind, got, want)
+		}
+		if hint := fault.RemedyOf(err); hint != "try again" {
+			t.Errorf("%v: remedy %q", kind, hint)
+		}
+	}
+	if got := exitStatus(&transfer.PeerError{Err: fault.Wrap(fault.Busy, "read", context.Canceled)}); got != exitInterrupt {
+		t.Errorf("interrupted: %d", got)
+	}
+}
+
 func TestReport_SaysOfAnInterruptionNoMore(t *testing.T) {
 	stopped := fmt.Errorf("request 3: %w", context.Canceled)
 	wrong := fault.New(fault.Corrupt, "page 3", "bad").Hint("look")
@@ -209,7 +231,7 @@ func TestReport_SaysOfAnInterruptionNoMore(t *testing.T) {
 
 func TestHelp_EveryExitStatusIsListed(t *testing.T) {
 	long := newExitTopic().Long
-	for _, code := range []int{exitOK, exitWrongByte, exitUsage, exitMemory, exitDevice, exitOther, exitInterrupt} {
+	for _, code := range []int{exitOK, exitWrongByte, exitUsage, exitMemory, exitDevice, exitOther, exitPeer, exitInterrupt} {
 		if !strings.Contains(long, fmt.Sprintf("\n  %-4d ", code)) {
 			t.Errorf("%d is not listed", code)
 		}

@@ -55,8 +55,9 @@ Readers on this host share its memory (hostipc). With --key-file and --listen re
 sides prove that they have the key. With --tls what they read is encrypted, too. The pages of --device are shared with
 processes on this host.
 
-Mooncake, with --mooncake-library, asks nobody who they are: whoever reaches its ports can read and write all memory
-that it knows. Give it an address in a network that you trust.`,
+Mooncake, with --mooncake-library, asks nobody who they are: whoever reaches its ports can read what is served by it,
+and write nothing, for it is mapped for reading only. Its library listens on all addresses of this host, and kvferry has
+the kernel drop what comes by others than --mooncake-listen. Give it an address in a network that you trust.`,
 		Example: `  kvferry transfer serve
   kvferry transfer serve --model llama-3-8b --pages 64 --once
   kvferry transfer serve --listen 10.0.0.1:7700 --key-file key --descriptor pages.kvfd
@@ -96,9 +97,9 @@ that it knows. Give it an address in a network that you trust.`,
 	f.DurationVar(&o.Lease, "lease", o.Lease, "`time` for which pages are promised, 1s to 24h")
 	f.StringVar(&o.Descriptor, "descriptor", "", "write the descriptor to this `file`, or, with -, a line of it to standard output (default "+defaultDescriptor+")")
 	f.BoolVar(&o.Once, "once", false, "end after the first acknowledgement")
-	engineFlags(f, &o.Engines)
+	engineFlags(f, &o.Engines, "`engines` to offer, in this order, with commas: "+engineNames)
 	f.StringVar(&o.Engines.Listen, "listen", "", "`address` that TCP listens on, like 10.0.0.1:7700 (default, with --key-file, any port of 127.0.0.1)")
-	f.StringVar(&o.Engines.MooncakeListen, "mooncake-listen", "", "`address` of this host that Mooncake listens on, at ports of its choice, open to all who reach them (default 127.0.0.1)")
+	f.StringVar(&o.Engines.MooncakeListen, "mooncake-listen", "", "`address` of this host by which Mooncake is reached, at ports of its choice, open to all who reach them; what comes by others is dropped (default 127.0.0.1)")
 	deviceFlags(f, &o.Device, &o.Copier, &o.Libraries)
 	f.BoolVar(&asJSON, "json", false, "write what happens as JSON, one object a line")
 	return cmd
@@ -136,17 +137,17 @@ is as wrong as one from elsewhere. Tokens that were not asked for must be as the
 	f.Var(seed, "seed", "`seed` of what the pages should hold (default the one that the descriptor names)")
 	f.StringVar(&o.Arrangement, "arrangement", "", "`choice` of how the cache lies that is read into: layer-major or page-major (default page-major)")
 	f.DurationVar(&o.Deadline, "deadline", o.Deadline, "`time` that one read may take")
-	engineFlags(f, &o.Engines)
+	engineFlags(f, &o.Engines, "`engines` to read by, with commas; which of them goes first is the owner's choice: "+engineNames)
 	deviceFlags(f, &o.Device, &o.Copier, &o.Libraries)
 	f.BoolVar(&asJSON, "json", false, "write the answer as JSON")
 	return cmd
 }
 
 // runTransferRead reads, and writes the answer. With --json an error is part of the answer
-// too, once a read has begun; who interrupts it wants none.
+// too; who interrupts it wants none.
 func runTransferRead(cmd *cobra.Command, o transfer.ReadOptions, asJSON bool) error {
 	result, err := transfer.Read(cmd.Context(), o, cmd.InOrStdin(), cmd.ErrOrStderr())
-	if err != nil && (result == nil || !asJSON || exitStatus(err) == exitInterrupt) {
+	if err != nil && (!asJSON || exitStatus(err) == exitInterrupt) {
 		return err
 	}
 	result.Version = ownVersion()
@@ -198,9 +199,11 @@ func newMooncakeChild() *cobra.Command {
 	}
 }
 
+const engineNames = "hostipc, tcp, mooncake, cudaipc, hipipc (default all that the other flags allow)"
+
 // engineFlags adds the flags about transfer engines that both sides have.
-func engineFlags(f *pflag.FlagSet, o *engines.Options) {
-	f.StringSliceVar(&o.Names, "engine", nil, "`engines` to use, in this order, with commas: hostipc, tcp, mooncake, cudaipc, hipipc (default all that the other flags allow)")
+func engineFlags(f *pflag.FlagSet, o *engines.Options, usage string) {
+	f.StringSliceVar(&o.Names, "engine", nil, usage)
 	f.StringVar(&o.KeyFile, "key-file", "", "`file` with the key that both sides of TCP have; kvferry transfer key makes one")
 	f.BoolVar(&o.TLS, "tls", false, "encrypt what goes over TCP, by TLS 1.3; both sides or neither")
 	mooncakeFlags(f, o)

@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 
@@ -46,6 +47,9 @@ type Options struct {
 	Mooncake       []string // files of its library, those that it needs first
 	MooncakeListen string   // the address of this host that it uses; "" = 127.0.0.1
 	InProcess      bool     // Mooncake in this process, and not in a child
+
+	// Logger is told of readers that TCP refused: see tcp.Options. Nil: nobody.
+	Logger *slog.Logger `json:"-"`
 }
 
 // entry is one engine.
@@ -199,20 +203,20 @@ func (s *Set) Reached() []string {
 	return all
 }
 
-// Far reports whether readers may be on another host.
-func (s *Set) Far() bool {
+// Far returns the names of the engines by which readers on other hosts can read.
+func (s *Set) Far() (names []string) {
 	for _, e := range s.Engines {
 		if e.Name() == TCP && !loopback(s.o.Listen) || e.Name() == Mooncake && !loopback(s.o.MooncakeListen) {
-			return true
+			names = append(names, e.Name())
 		}
 	}
-	return false
+	return names
 }
 
-// ReadFlags are the flags that a reader has to give for these engines.
-func (s *Set) ReadFlags(file func(string) string) (flags []string) {
-	for _, e := range s.Engines {
-		switch e.Name() {
+// ReadFlags are the flags that a reader has to give for these engines of the set.
+func (s *Set) ReadFlags(names []string, file func(string) string) (flags []string) {
+	for _, name := range names {
+		switch name {
 		case TCP:
 			flags = append(flags, "--key-file "+file(s.o.KeyFile))
 			if s.o.TLS {
@@ -229,10 +233,13 @@ func (s *Set) ReadFlags(file func(string) string) (flags []string) {
 func (s *Set) Missing(offered []string) string {
 	var out []string
 	for _, e := range table() {
-		if slices.Contains(offered, e.name) {
-			if _, remedy := e.missing(&s.o, Reader, nil); remedy != "" {
-				out = append(out, remedy)
-			}
+		if !slices.Contains(offered, e.name) {
+			continue
+		}
+		if _, remedy := e.missing(&s.o, Reader, nil); remedy != "" {
+			out = append(out, remedy)
+		} else if len(s.o.Names) > 0 && !slices.Contains(s.o.Names, e.name) {
+			out = append(out, "add "+e.name+" to --engine, or leave that out")
 		}
 	}
 	if len(out) == 0 {

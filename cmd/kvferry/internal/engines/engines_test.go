@@ -129,15 +129,18 @@ func TestSet_SaysWhereItIsReachedAndHow(t *testing.T) {
 		}
 	}
 	quoted := func(s string) string { return "<" + s + ">" }
-	if got, want := strings.Join(s.ReadFlags(quoted), " "), "--mooncake-library <a.so,b.so> --key-file <"+key+"> --tls"; got != want {
+	if got, want := strings.Join(s.ReadFlags(s.Names(), quoted), " "), "--mooncake-library <a.so,b.so> --key-file <"+key+"> --tls"; got != want {
 		t.Errorf("flags of a reader %q, want %q", got, want)
 	}
-	if len(s.Warnings) != 1 || s.Far() {
+	if len(s.Warnings) != 1 || len(s.Far()) > 0 {
 		t.Errorf("warnings %q, far %v", s.Warnings, s.Far())
 	}
 	s.o.Listen = "10.1.2.3:7700"
-	if !s.Far() {
-		t.Error("what listens on a network is for this host only")
+	if far := s.Far(); !slices.Equal(far, []string{TCP}) {
+		t.Errorf("on other hosts readers use %q", far)
+	}
+	if got, want := strings.Join(s.ReadFlags(s.Far(), quoted), " "), "--key-file <"+key+"> --tls"; got != want {
+		t.Errorf("flags of a reader on another host %q, want %q", got, want)
 	}
 	r, err := Open(t.Context(), Options{}, Reader, host)
 	if err != nil {

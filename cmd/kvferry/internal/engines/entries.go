@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"net/netip"
+	"os"
 	"strings"
 
 	"github.com/kvferry/kvferry/cmd/kvferry/internal/accel"
@@ -52,7 +53,7 @@ func openTCP(_ context.Context, o *Options, side Side, _ *accel.Opened) (transfe
 	if err != nil {
 		return nil, withRemedy("--key-file", err, keyRemedy)
 	}
-	t := tcp.Options{Key: key, TLS: o.TLS}
+	t := tcp.Options{Key: key, TLS: o.TLS, Logger: o.Logger}
 	if side == Owner {
 		t.Listen = o.Listen
 		if t.Listen == "" {
@@ -68,10 +69,20 @@ func openTCP(_ context.Context, o *Options, side Side, _ *accel.Opened) (transfe
 
 // withRemedy says which flag err is about, and what to do unless err knows better.
 func withRemedy(flag string, err error, remedy string) error {
-	if hint := fault.RemedyOf(err); hint != "" && !strings.Contains(hint, "tcp.") { // a function's name helps nobody here
+	if hint := remedyOf(err); hint != "" {
 		remedy = hint
 	}
 	return fault.Wrap(kindOf(err), strings.TrimSpace(flag), err).Hint("%s", remedy)
+}
+
+// remedyOf is the remedy that err knows. "" is one in words of programs: the name of a
+// function or of an option helps nobody here.
+func remedyOf(err error) string {
+	hint := fault.RemedyOf(err)
+	if strings.Contains(hint, "tcp.") || strings.Contains(hint, "Options.") {
+		return ""
+	}
+	return hint
 }
 
 func kindOf(err error) fault.Kind {
@@ -107,6 +118,8 @@ func NewKeyFile(path string) error {
 	return fault.Wrap(kindOf(err), "", err).Hint("%s", remedy)
 }
 
+const libraryRemedy = "give --mooncake-library the files of Mooncake's library that can be opened here, those that it needs first; kvferry doctor --mooncake-library says what is in the way"
+
 const mooncakeWarning = "whoever reaches Mooncake's ports can read what is served: it asks nobody who they are"
 
 func noMooncake(o *Options, side Side, x *accel.Opened) (what, remedy string) {
@@ -120,6 +133,11 @@ func noMooncake(o *Options, side Side, x *accel.Opened) (what, remedy string) {
 }
 
 func openMooncake(_ context.Context, o *Options, side Side, _ *accel.Opened) (transfer.Engine, error) {
+	for _, file := range o.Mooncake {
+		if _, err := os.Stat(file); err != nil && strings.Contains(file, "/") { // others the dynamic linker looks for
+			return nil, fault.Wrap(fault.NotFound, "--mooncake-library", err).Hint("%s", libraryRemedy)
+		}
+	}
 	m := mooncake.Options{Libraries: o.Mooncake, InProcess: o.InProcess}
 	if side == Owner {
 		m.Listen = o.mooncakeListen()

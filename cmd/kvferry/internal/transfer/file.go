@@ -117,7 +117,8 @@ func publishTo(path string, stdout io.Writer) (*published, error) {
 	}
 }
 
-// write makes d what readers find. Nobody sees part of it.
+// write makes d what readers find. Nobody sees part of it. Kind: fault.Busy (it can't be
+// written any more).
 func (p *published) write(d *transfer.Descriptor) error {
 	b, err := d.AppendBinary(nil)
 	if err != nil {
@@ -125,9 +126,19 @@ func (p *published) write(d *transfer.Descriptor) error {
 	}
 	p.last = b
 	if p.path == Stdio {
-		_, err := fmt.Fprintln(p.out, base64.StdEncoding.EncodeToString(b))
-		return err
+		if _, err := fmt.Fprintln(p.out, base64.StdEncoding.EncodeToString(b)); err != nil {
+			return fault.Wrap(fault.Busy, "--descriptor -", err).Hint("what reads standard output has to stay as long as serve does")
+		}
+		return nil
 	}
+	if err := p.replace(b); err != nil {
+		return fault.Wrap(fault.Busy, "--descriptor "+p.path+": can't be written", err).
+			Hint("see whether its folder is still there, can be written to and has room; then start serve again")
+	}
+	return nil
+}
+
+func (p *published) replace(b []byte) error {
 	f, err := os.CreateTemp(filepath.Dir(p.path), ".kvferry-*") // for its owner only
 	if err != nil {
 		return err
@@ -152,7 +163,11 @@ func (p *published) close() error {
 	if there, readErr := os.ReadFile(p.path); readErr == nil && bytes.Equal(there, p.last) {
 		err = os.Remove(p.path)
 	}
-	return errors.Join(err, os.Remove(p.lock.Name()), p.lock.Close())
+	unlock := os.Remove(p.lock.Name())
+	if errors.Is(unlock, fs.ErrNotExist) { // with its folder, maybe
+		unlock = nil
+	}
+	return errors.Join(err, unlock, p.lock.Close())
 }
 
 // readDescriptor reads a descriptor's file. Kinds: fault.NotFound, fault.Invalid.
@@ -195,8 +210,7 @@ const maxText = transfer.MaxDescriptorBytes/3*4 + 8
 func readFile(path string) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
-		return nil, fault.Wrap(fault.NotFound, "--descriptor", err).
-			Hint("start kvferry transfer serve in another terminal, or name the file that it wrote with --descriptor")
+		return nil, unreadable(path, err)
 	}
 	defer func() { _ = f.Close() }() // it was only read
 	b, err := io.ReadAll(io.LimitReader(f, maxText+1))
@@ -204,6 +218,20 @@ func readFile(path string) ([]byte, error) {
 		return nil, fault.Wrap(fault.Invalid, "--descriptor "+path, err).Hint("name the file that kvferry transfer serve wrote")
 	}
 	return b, nil
+}
+
+// unreadable says why a file can't be opened. Kinds: fault.NotFound, fault.Invalid (rights).
+func unreadable(path string, err error) error {
+	if !errors.Is(err, fs.ErrPermission) {
+		return fault.Wrap(fault.NotFound, "--descriptor", err).
+			Hint("start kvferry transfer serve in another terminal, or name the file that it wrote with --descriptor")
+	}
+	const hint = "let this user read it, or copy it to where this user can: it is not secret, but only its owner should change it"
+	var s unix.Stat_t
+	if unix.Stat(path, &s) != nil { // its folder's rights are in the way
+		return fault.Wrap(fault.Invalid, "--descriptor", err).Hint(hint)
+	}
+	return fault.Wrap(fault.Invalid, fmt.Sprintf("--descriptor: it has the rights %#o, belongs to user %d, and this process is user %d's", s.Mode&0o7777, s.Uid, os.Geteuid()), err).Hint(hint)
 }
 
 // onlyOnce reports whether what path gives is gone once it was read, and may be long in
@@ -262,6 +290,9 @@ func readLine(ctx context.Context, r io.Reader, path string) ([]byte, error) {
 	}()
 	select {
 	case l := <-got:
+		if errors.Is(l.err, fs.ErrPermission) {
+			return nil, unreadable(path, l.err)
+		}
 		if l.err != nil {
 			return nil, fault.Wrap(fault.Invalid, "--descriptor "+path, l.err).Hint("give it the line that kvferry transfer serve --descriptor - wrote")
 		}

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -148,6 +149,35 @@ func TestPublished_OneWriterAtATime(t *testing.T) {
 	}
 }
 
+func TestPublished_SaysWhatToDoWhenItsFolderIsGone(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "folder")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	p, err := publishTo(filepath.Join(dir, "d"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(p.write(descriptor(t, nil)), os.RemoveAll(dir)); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.write(descriptor(t, nil)); !errors.Is(err, fault.Busy) || !strings.Contains(fault.RemedyOf(err), "folder") {
+		t.Errorf("%v, remedy %q", err, fault.RemedyOf(err))
+	}
+	if err := p.close(); err != nil { // there is nothing to take away
+		t.Error(err)
+	}
+	p = &published{path: Stdio, out: broken{}}
+	if err := p.write(descriptor(t, nil)); !errors.Is(err, fault.Busy) || !errors.Is(err, unix.EPIPE) || fault.RemedyOf(err) == "" {
+		t.Errorf("standard output: %v", err)
+	}
+}
+
+// broken is a pipe that nobody reads any more.
+type broken struct{}
+
+func (broken) Write([]byte) (int, error) { return 0, unix.EPIPE }
+
 func TestOwnFolder_IsNobodyElses(t *testing.T) {
 	base := t.TempDir()
 	dir := filepath.Join(base, "own")
@@ -194,6 +224,16 @@ func TestReadDescriptor_WaitsForAPipeNoLongerThanCtx(t *testing.T) {
 	}
 	if err := say(); err != nil { // to who was given up
 		t.Fatal(err)
+	}
+	for { // until that one has closed it: it would take the next line, too
+		f, err := os.OpenFile(path, os.O_WRONLY|unix.O_NONBLOCK, 0)
+		if errors.Is(err, unix.ENXIO) {
+			break
+		}
+		if err := errors.Join(err, f.Close()); err != nil {
+			t.Fatal(err)
+		}
+		runtime.Gosched()
 	}
 	said := make(chan error, 1)
 	go func() { said <- say() }()

@@ -2,13 +2,17 @@ package transfer
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 
+	"github.com/kvferry/kvferry/cmd/kvferry/internal/engines"
 	"github.com/kvferry/kvferry/transfer"
 )
 
@@ -23,9 +27,17 @@ type Log struct {
 // Err returns the first error of W.
 func (l *Log) Err() error { return l.err }
 
+// event is what all that happens has.
+type event struct {
+	Event string    `json:"event"`
+	Time  time.Time `json:"time"` // as RFC 3339 has it
+}
+
+func happens(what string) event { return event{what, time.Now()} }
+
 // Started is what is served.
 type Started struct {
-	Event        string    `json:"event"` // "serving"
+	event                  // "serving"
 	Owner        string    `json:"owner"`
 	Epoch        string    `json:"epoch"`
 	Seed         uint64    `json:"seed"`
@@ -40,13 +52,14 @@ type Started struct {
 	Descriptor   string    `json:"descriptor"` // the file
 	Warnings     []string  `json:"warnings"`
 
-	flags []string // that a reader has to give
-	far   bool     // readers may be on another host
+	flags    []string // that a reader has to give
+	far      []string // engines by which readers on other hosts can read
+	farFlags []string // that these have to give
 }
 
 // Started says what is served, and what to do now.
 func (l *Log) Started(s Started) {
-	s.Event = "serving"
+	s.event = happens("serving")
 	if l.JSON {
 		l.object(s)
 		return
@@ -54,7 +67,8 @@ func (l *Log) Started(s Started) {
 	l.printf("kvferry transfer serve · %d %s of %s · %s · seed %d\n", s.Pages, plural(s.Pages, "page", "pages"), size(s.PageBytes), size(s.PageBytes*int64(s.Pages)), s.Seed)
 	l.printf("cache       %s, on %s\n", s.Cache, s.Device)
 	l.printf("engines     %s\n", strings.Join(s.Reached, "; "))
-	l.printf("lease       %v, published anew before it ends\n", time.Duration(s.LeaseSeconds*float64(time.Second)))
+	lease := time.Duration(s.LeaseSeconds * float64(time.Second))
+	l.printf("lease       %v, published anew before it ends\n", lease)
 	where := s.Descriptor
 	if where == Stdio {
 		where = "on standard output"
@@ -64,12 +78,21 @@ func (l *Log) Started(s Started) {
 		l.printf("warning     %s\n", w)
 	}
 	l.printf("\nNow, in another terminal on this host:\n  %s\n", s.command(s.Descriptor, s.flags))
-	if s.far {
+	if len(s.far) > 0 {
 		file := "FILE"
 		if s.Descriptor != Stdio {
 			file = filepath.Base(s.Descriptor)
 		}
-		l.printf("On another host, with a copy of the descriptor and of the key:\n  %s\n", s.command(file, s.flags))
+		needs := ""
+		switch key, library := slices.Contains(s.far, engines.TCP), slices.Contains(s.far, engines.Mooncake); {
+		case key && library:
+			needs = ", of the key, and Mooncake's library"
+		case key:
+			needs = " and of the key"
+		case library:
+			needs = " and Mooncake's library"
+		}
+		l.printf("On another host, with a copy of the descriptor (good for %v at most: --lease)%s:\n  %s\n", lease, needs, s.command(file, s.farFlags))
 	}
 	l.printf("Ctrl-C ends this one.\n\n")
 }
@@ -98,10 +121,10 @@ func shellWord(s string) string {
 func (l *Log) Renewed(d *transfer.Descriptor) {
 	if l.JSON {
 		l.object(struct {
-			Event   string    `json:"event"`
+			event
 			Epoch   string    `json:"epoch"`
 			Expires time.Time `json:"expires"`
-		}{"published", epochText(d.Epoch), d.Expires})
+		}{happens("published"), epochText(d.Epoch), d.Expires})
 	}
 }
 
@@ -109,11 +132,11 @@ func (l *Log) Renewed(d *transfer.Descriptor) {
 func (l *Log) Reader(r reader) {
 	if l.JSON {
 		l.object(struct {
-			Event  string      `json:"event"`
+			event
 			State  readerState `json:"state"`
 			Engine string      `json:"engine"`
 			Epoch  string      `json:"epoch"`
-		}{"reader", r.state, r.engine, epochText(r.epoch)})
+		}{happens("reader"), r.state, r.engine, epochText(r.epoch)})
 		return
 	}
 	what := map[readerState]string{
@@ -122,14 +145,47 @@ func (l *Log) Reader(r reader) {
 	l.printf("%s  %s: %s (publication %s)\n", time.Now().Format(time.TimeOnly), r.engine, what, epochText(r.epoch))
 }
 
+// Refused says that a reader was refused.
+func (l *Log) Refused(r refusal) {
+	if l.JSON {
+		l.object(struct {
+			event
+			Engine string   `json:"engine"`
+			Peer   string   `json:"peer"`
+			Others int64    `json:"others"` // that were refused before it, and not told of
+			Error  *Failure `json:"error"`
+		}{happens("refused"), r.engine, r.peer, r.others, failureOf(r.err)})
+		return
+	}
+	why := "it ended the connection"
+	if !errors.Is(r.err, io.EOF) {
+		why = r.err.Error()
+	}
+	others := ""
+	if r.others > 0 {
+		others = fmt.Sprintf(" (and %d %s before it)", r.others, plural(int(r.others), "other", "others"))
+	}
+	l.printf("%s  %s: a reader at %s was refused: %s%s\n", time.Now().Format(time.TimeOnly), r.engine, r.peer, oneLine(why), others)
+}
+
+// oneLine takes out of a text what a terminal might obey.
+func oneLine(s string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) {
+			return ' '
+		}
+		return r
+	}, s)
+}
+
 // Ended says how it ended.
 func (l *Log) Ended(joined, acknowledged int) {
 	if l.JSON {
 		l.object(struct {
-			Event        string `json:"event"`
-			Joined       int    `json:"joined"`
-			Acknowledged int    `json:"acknowledged"`
-		}{"ended", joined, acknowledged})
+			event
+			Joined       int `json:"joined"`
+			Acknowledged int `json:"acknowledged"`
+		}{happens("ended"), joined, acknowledged})
 		return
 	}
 	l.printf("ended: readers joined %s, and acknowledged %s\n", times(joined), times(acknowledged))

@@ -5,10 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/kvferry/kvferry/cmd/kvferry/internal/accel"
@@ -78,46 +76,36 @@ func (o *ReadOptions) tokens(all int) (start, end int, err error) {
 	switch {
 	case !found || err1 != nil || err2 != nil:
 		return 0, 0, fault.New(fault.Invalid, "--tokens", "%q is not like 100:200", o.Tokens).Hint("the first token, and the one behind the last")
-	case start < 0 || end <= start || end > all:
-		return 0, 0, fault.New(fault.Invalid, "--tokens", "%q are not in the %d tokens that are published", o.Tokens, all).
-			Hint("give a range in 0:%d", all)
 	}
-	return start, end, nil
+	var what string
+	switch {
+	case end < start:
+		what = "ends before it begins"
+	case end == start:
+		what = "is empty"
+	case start < 0 || end > all:
+		what = fmt.Sprintf("is not in the %d tokens that are published", all)
+	default:
+		return start, end, nil
+	}
+	return 0, 0, fault.New(fault.Invalid, "--tokens", "%q %s", o.Tokens, what).Hint("give a range in 0:%d", all)
 }
 
 // Read reads what a descriptor publishes into a cache of its own, compares every byte, and
-// acknowledges. The result is there once anything was read, also beside an error.
+// acknowledges. The result is there also beside an error, which it has too: it tells how
+// far the read has come.
 //
 // Kinds: fault.Corrupt (a wrong byte), fault.Invalid, fault.NotFound (no descriptor, or
 // what it publishes is no longer there), fault.Unsupported, fault.Busy (the deadline),
-// fault.Memory, fault.Device; or ctx's error.
-func Read(ctx context.Context, o ReadOptions, stdin io.Reader, terminal io.Writer) (_ *Result, err error) {
-	if err := o.check(); err != nil {
-		return nil, err
-	}
+// fault.Memory, fault.Device; or ctx's error. What the other side, or the way to it, may
+// have mended by the next try is a *[PeerError].
+func Read(ctx context.Context, o ReadOptions, stdin io.Reader, terminal io.Writer) (*Result, error) {
 	r := &readRun{o: o}
-	if r.d, err = readDescriptor(ctx, o.Descriptor, stdin); err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, r.close()) }()
-	if err := r.open(ctx); err != nil {
-		return nil, err
-	}
-	bar := newProgress(terminal, "reading", r.bytes()*int64(o.Repeat))
-	defer bar.close()
-	for i := range o.Repeat {
-		if i > 0 {
-			if err := r.renew(ctx, stdin); err != nil {
-				return r.result(err), err
-			}
-		}
-		if err := r.pass(ctx, bar); err != nil {
-			return r.result(err), err
-		}
-	}
-	bar.close()
-	err = r.acknowledge(ctx)
-	return r.result(err), err
+	err := r.run(ctx, stdin, terminal)
+	x := r.result()
+	err = errors.Join(err, r.close())
+	x.Error = failureOf(err)
+	return x, err
 }
 
 // readRun is a read that runs.
@@ -131,13 +119,39 @@ type readRun struct {
 	pages   *pages
 	local   []page.ID // of all that is published, in the order of the sequence
 	reader  *transfer.Reader
-	seconds []float64              // of each pass
-	way     atomic.Pointer[string] // the engine that has opened the owner; nil before
+	seconds []float64 // of each pass
+	opens   opens
 
 	before              []*transfer.Descriptor // that were read by before d
 	compared, untouched int64                  // bytes
 	acknowledged        bool
 	unacknowledged      string // why
+}
+
+func (r *readRun) run(ctx context.Context, stdin io.Reader, terminal io.Writer) (err error) {
+	if err := r.o.check(); err != nil {
+		return err
+	}
+	if r.d, err = readDescriptor(ctx, r.o.Descriptor, stdin); err != nil {
+		return err
+	}
+	if err := r.open(ctx); err != nil {
+		return err
+	}
+	bar := newProgress(terminal, "reading", r.bytes()*int64(r.o.Repeat))
+	defer bar.close()
+	for i := range r.o.Repeat {
+		if i > 0 {
+			if err := r.renew(ctx, stdin); err != nil {
+				return err
+			}
+		}
+		if err := r.pass(ctx, bar); err != nil {
+			return err
+		}
+	}
+	bar.close()
+	return r.acknowledge(ctx)
 }
 
 func (r *readRun) close() error {
@@ -228,6 +242,7 @@ func (r *readRun) pass(ctx context.Context, bar *progress) error {
 	g := r.pages.cache.Geometry()
 	began, spent := time.Now(), time.Duration(0)
 	err := r.pieces(func(start, end int) error {
+		r.opens.begin()
 		if err := r.reader.Retrieve(ctx, start, end, r.local, r.d.Pages, r.d); err != nil {
 			return r.explain(err)
 		}
@@ -256,67 +271,8 @@ func (r *readRun) verify(ctx context.Context) error {
 		read := n / int64(size) * int64(t1-t0)
 		r.compared += read
 		r.untouched += n - read
-		return err
+		return r.explainSeed(err)
 	})
-}
-
-// explain adds what the user of two terminals can do.
-func (r *readRun) explain(err error) error {
-	kind := fault.KindOf(err)
-	switch {
-	case kind == fault.NotFound:
-		return fault.Wrap(kind, "", err).Hint("is kvferry transfer serve still running? Start it again, and give its new descriptor")
-	case kind == fault.Busy:
-		return fault.Wrap(kind, "", err).Hint("the owner, or what is between, is slower than --deadline %v, or was stopped", r.o.Deadline)
-	case kind == fault.Unsupported && r.engine() == "":
-		return fault.Wrap(kind, "", err).Hint("%s", r.engines.Missing(r.offers()))
-	}
-	return err
-}
-
-func (r *readRun) offers() (names []string) {
-	for _, o := range r.d.Offers {
-		names = append(names, o.Engine)
-	}
-	return names
-}
-
-// seen returns the engines, which now say which of them opens the owner.
-func (r *readRun) seen(all []transfer.Engine) (out []transfer.Engine) {
-	for _, e := range all {
-		out = append(out, seenEngine{e, r})
-	}
-	return out
-}
-
-type seenEngine struct {
-	transfer.Engine
-	r *readRun
-}
-
-// Open implements [transfer.Engine].
-func (e seenEngine) Open(ctx context.Context, t transfer.Target, d *transfer.Descriptor, offer []byte) (transfer.Source, error) {
-	s, err := e.Engine.Open(ctx, t, d, offer)
-	if err == nil {
-		name := e.Name()
-		e.r.way.Store(&name)
-	}
-	return s, err
-}
-
-// engine is the one that is used: or, while there is none, the owner's first choice of
-// those that this side has.
-func (r *readRun) engine() string {
-	if name := r.way.Load(); name != nil {
-		return *name
-	}
-	ours := r.engines.Names()
-	for _, name := range r.offers() {
-		if slices.Contains(ours, name) {
-			return name
-		}
-	}
-	return ""
 }
 
 // renew looks whether the owner has published anew.
@@ -325,14 +281,17 @@ func (r *readRun) renew(ctx context.Context, stdin io.Reader) error {
 		return nil
 	}
 	d, err := readDescriptor(ctx, r.o.Descriptor, stdin)
+	if errors.Is(err, fault.NotFound) { // it was there
+		return &PeerError{fault.Wrap(fault.NotFound, "", err).Hint("%s", stillRunning)}
+	}
 	if err != nil {
-		return r.explain(err)
+		return err
 	}
 	if d.Epoch == r.d.Epoch && d.Owner == r.d.Owner {
 		return nil
 	}
 	if d.Owner != r.d.Owner || d.Geometry.Fingerprint() != r.d.Geometry.Fingerprint() || len(d.Pages) != len(r.d.Pages) {
-		return fault.New(fault.NotFound, "--descriptor "+r.o.Descriptor, "is now that of another owner, or of other pages").Hint("read again")
+		return &PeerError{fault.New(fault.NotFound, "--descriptor "+r.o.Descriptor, "is now that of another owner, or of other pages").Hint("read again")}
 	}
 	r.before, r.d = append(r.before, r.d), d
 	return nil
@@ -341,6 +300,7 @@ func (r *readRun) renew(ctx context.Context, stdin io.Reader) error {
 // acknowledge tells the owner that this reader has what it wants. An engine that can't is
 // no failure.
 func (r *readRun) acknowledge(ctx context.Context) error {
+	r.opens.begin()
 	err := r.reader.Ack(ctx, r.d)
 	r.acknowledged = err == nil
 	if errors.Is(err, fault.Unsupported) {

@@ -49,17 +49,27 @@ type Failure struct {
 	Hint    string `json:"hint,omitempty"`
 }
 
-// result tells of what was done so far, and of the error that ended it.
-func (r *readRun) result(err error) *Result {
-	g := r.pages.cache.Geometry()
-	stats := r.reader.Stats()
-	x := &Result{
-		Descriptor: r.o.Descriptor, Owner: r.d.Owner.String(), Entity: r.d.Entity, Engine: r.engine(), Device: r.opened.Device.Name(), Cache: describe(g),
-		Pages: (r.end-1)/g.PageSize() - r.start/g.PageSize() + 1, Tokens: [2]int{r.start, r.end}, PageBytes: g.PageBytes(),
-		Passes: len(r.seconds), BytesMoved: r.bytes() * int64(len(r.seconds)), Verify: r.o.Verify,
-		Compared: r.compared, Untouched: r.untouched, SumsChecked: stats.Checked, Unsummed: stats.Pages - stats.Checked,
-		Acknowledged: r.acknowledged, Unacknowledged: r.unacknowledged,
+// result tells of what was done so far, which may be nothing.
+func (r *readRun) result() *Result {
+	x := &Result{Descriptor: r.o.Descriptor, Verify: r.o.Verify, Seed: r.o.Seed, SeedGiven: r.o.Seed != nil}
+	if r.o.Verify == VerifyOff {
+		x.Seed, x.SeedGiven = nil, false
 	}
+	if r.d != nil {
+		x.Owner, x.Entity, x.Cache, x.PageBytes = r.d.Owner.String(), r.d.Entity, describe(r.d.Geometry), r.d.Geometry.PageBytes()
+		x.Engine = r.engine()
+	}
+	if r.opened != nil {
+		x.Device = r.opened.Device.Name()
+	}
+	if r.reader == nil {
+		return x
+	}
+	g, stats := r.pages.cache.Geometry(), r.reader.Stats()
+	x.Pages, x.Tokens = (r.end-1)/g.PageSize()-r.start/g.PageSize()+1, [2]int{r.start, r.end}
+	x.Passes, x.BytesMoved = len(r.seconds), r.bytes()*int64(len(r.seconds))
+	x.Compared, x.Untouched, x.SumsChecked, x.Unsummed = r.compared, r.untouched, stats.Checked, stats.Pages-stats.Checked
+	x.Acknowledged, x.Unacknowledged = r.acknowledged, r.unacknowledged
 	if r.o.Verify != VerifyOff {
 		x.Seed, x.SeedGiven = &r.pages.seed, r.o.Seed != nil
 	}
@@ -74,11 +84,17 @@ func (r *readRun) result(err error) *Result {
 		median := (steady[(n-1)/2] + steady[n/2]) / 2
 		x.LeastGBs, x.MedianGBs, x.MostGBs = &steady[0], &median, &steady[n-1]
 	}
-	if err != nil {
-		x.Error = &Failure{Kind: "other", Message: err.Error(), Hint: fault.RemedyOf(err)}
-		if kind := fault.KindOf(err); kind != 0 {
-			x.Error.Kind = kind.Error()
-		}
+	return x
+}
+
+// failureOf is what is said of an error; nil of none.
+func failureOf(err error) *Failure {
+	if err == nil {
+		return nil
+	}
+	x := &Failure{Kind: "other", Message: err.Error(), Hint: fault.RemedyOf(err)}
+	if kind := fault.KindOf(err); kind != 0 {
+		x.Kind = kind.Error()
 	}
 	return x
 }

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"math"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -49,7 +51,8 @@ const entity = "kvferry transfer serve, seed "
 // check refuses options that can't be served. Kind: fault.Invalid.
 func (o *ServeOptions) check() error {
 	if o.Lease < minLease || o.Lease > maxLease {
-		return fault.New(fault.Invalid, "--lease", "%v is not in %v…%v", o.Lease, minLease, maxLease)
+		return fault.New(fault.Invalid, "--lease", "%v is not in %v…%v", o.Lease, minLease, maxLease).
+			Hint("give a time from 1s to 24h; a reader that comes later needs a new copy of the descriptor")
 	}
 	if o.Publish == 0 {
 		o.Publish = o.Pages
@@ -79,7 +82,8 @@ func Serve(ctx context.Context, o ServeOptions, stdout, terminal io.Writer, log 
 	if err != nil {
 		return err
 	}
-	s := &server{o: o, log: log, readers: make(chan reader, 64), done: make(chan struct{}, 1)}
+	s := &server{o: o, log: log, readers: make(chan reader, 64), refused: make(refusals, 16), done: make(chan struct{}, 1)}
+	o.Engines.Logger = slog.New(s.refused)
 	defer func() { err = errors.Join(err, s.close()) }()
 	if s.opened, err = accel.Open(ctx, o.Device, accel.Options{Libraries: o.Libraries, Copier: o.Copier}); err != nil {
 		return err
@@ -116,6 +120,7 @@ type server struct {
 
 	publisher *transfer.Publisher
 	readers   chan reader
+	refused   refusals
 	done      chan struct{} // a reader has acknowledged
 }
 
@@ -203,7 +208,12 @@ func (s *server) serve(ctx context.Context) error {
 	renew := time.NewTicker(s.o.Lease / 2)
 	defer renew.Stop()
 	var joined, acknowledged int
-	defer func() { s.log.Ended(joined, acknowledged) }()
+	defer func() {
+		for len(s.refused) > 0 {
+			s.log.Refused(<-s.refused)
+		}
+		s.log.Ended(joined, acknowledged)
+	}()
 	tell := func(r reader) {
 		switch r.state {
 		case readerJoined:
@@ -237,6 +247,8 @@ func (s *server) serve(ctx context.Context) error {
 			s.log.Renewed(d)
 		case r := <-s.readers:
 			tell(r)
+		case r := <-s.refused:
+			s.log.Refused(r)
 		}
 	}
 	return nil
@@ -253,6 +265,12 @@ func (s *server) started(d *transfer.Descriptor) Started {
 		x.Warnings = []string{} // for JSON
 	}
 	x.far = s.engines.Far()
+	x.farFlags = s.engines.ReadFlags(x.far, func(file string) string {
+		if file == s.o.Engines.KeyFile {
+			file = filepath.Base(file) // of the copy
+		}
+		return shellWord(file)
+	})
 	if s.opened.Accelerator != nil { // only a device reads from it
 		x.flags = []string{"--device " + s.opened.Device.Name()}
 		for _, l := range []struct{ flag, file string }{
@@ -263,7 +281,7 @@ func (s *server) started(d *transfer.Descriptor) Started {
 			}
 		}
 	}
-	x.flags = append(x.flags, s.engines.ReadFlags(shellWord)...)
+	x.flags = append(x.flags, s.engines.ReadFlags(s.engines.Names(), shellWord)...)
 	return x
 }
 
@@ -323,7 +341,11 @@ func (w watchedEngine) Offer(e transfer.Export) ([]byte, func(), error) {
 			w.tell(reader{state, w.Name(), epoch})
 		}
 	}
-	return w.Engine.Offer(e)
+	offer, withdraw, err := w.Engine.Offer(e)
+	if kind, hint := fault.KindOf(err), w.s.engines.Remedy(w.Name(), err); kind != 0 && hint != "" {
+		err = fault.Wrap(kind, "", err).Hint("%s", hint)
+	}
+	return offer, withdraw, err
 }
 
 // tell doesn't wait: what nobody hears in a crowd is not worth stopping readers for. That

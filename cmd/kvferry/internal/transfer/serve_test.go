@@ -22,6 +22,7 @@ type served struct {
 	file, key string
 	cancel    context.CancelFunc
 	log       bytes.Buffer
+	lines     chan string // of it, but for those that nobody takes
 	over      chan error
 }
 
@@ -29,7 +30,7 @@ type served struct {
 func startServe(t *testing.T, change func(*ServeOptions)) *served {
 	t.Helper()
 	dir := t.TempDir()
-	s := &served{file: filepath.Join(dir, "d"), key: filepath.Join(dir, "key"), over: make(chan error, 1)}
+	s := &served{file: filepath.Join(dir, "d"), key: filepath.Join(dir, "key"), over: make(chan error, 1), lines: make(chan string, 64)}
 	if err := engines.NewKeyFile(s.key); err != nil {
 		t.Fatal(err)
 	}
@@ -41,23 +42,22 @@ func startServe(t *testing.T, change func(*ServeOptions)) *served {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	s.cancel = cancel
-	started := make(chan struct{}, 1)
-	log := &Log{W: io.MultiWriter(&s.log, first{started}), JSON: true}
+	log := &Log{W: io.MultiWriter(&s.log, told{s.lines}), JSON: true}
 	go func() { s.over <- Serve(ctx, o, io.Discard, io.Discard, log) }()
 	select {
-	case <-started:
+	case <-s.lines:
 	case err := <-s.over:
 		t.Fatalf("serve has ended: %v", err)
 	}
 	return s
 }
 
-// first says when something is written.
-type first struct{ to chan<- struct{} }
+// told tells what is written.
+type told struct{ to chan<- string }
 
-func (f first) Write(b []byte) (int, error) {
+func (f told) Write(b []byte) (int, error) {
 	select {
-	case f.to <- struct{}{}:
+	case f.to <- string(b):
 	default:
 	}
 	return len(b), nil
@@ -154,7 +154,7 @@ func TestRead_SaysWhatToDoWithADescriptorThatIsNoGood(t *testing.T) {
 		text, remedy string
 	}{
 		"a lease that is over": {
-			func(d *transfer.Descriptor) { d.Expires = time.Unix(1, 0) }, fault.NotFound, "expired", "kvferry transfer serve still running",
+			func(d *transfer.Descriptor) { d.Expires = time.Unix(1, 0) }, fault.NotFound, "expired", "copy the descriptor again, or give serve a longer --lease",
 		},
 		"another's": {
 			func(d *transfer.Descriptor) { d.Entity = "an engine" }, fault.Invalid, `"an engine"`, "--verify off",
@@ -180,6 +180,62 @@ func TestRead_SaysWhatToDoWithADescriptorThatIsNoGood(t *testing.T) {
 		if !errors.Is(err, x.kind) || !strings.Contains(err.Error(), x.text) || !strings.Contains(fault.RemedyOf(err), x.remedy) {
 			t.Errorf("%s: %v, remedy %q", name, err, fault.RemedyOf(err))
 		}
+	}
+}
+
+// A serve whose folder goes ends, and says so.
+func TestServe_EndsWhenItCannotPublishAnew(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "folder")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	s := startServe(t, func(o *ServeOptions) { o.Lease, o.Descriptor = time.Second, filepath.Join(dir, "d") })
+	defer s.cancel()
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-s.over; !errors.Is(err, fault.Busy) || !strings.Contains(err.Error(), dir) || !strings.Contains(fault.RemedyOf(err), "see whether its folder") {
+		t.Errorf("%v, remedy %q", err, fault.RemedyOf(err))
+	}
+}
+
+// Who has another key is told of, with the time, and doesn't end what is served.
+func TestServe_TellsOfReadersThatWereRefused(t *testing.T) {
+	s := startServe(t, nil)
+	defer s.cancel()
+	o := s.read()
+	o.Engines.KeyFile += "2"
+	if err := engines.NewKeyFile(o.Engines.KeyFile); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Read(t.Context(), o, nil, io.Discard); !errors.Is(err, fault.Invalid) {
+		t.Errorf("a wrong key: %v", err)
+	}
+	for line := range s.lines { // its owner hears of it a little later
+		if strings.Contains(line, "refused") {
+			break
+		}
+	}
+	if _, err := Read(t.Context(), s.read(), nil, io.Discard); err != nil {
+		t.Error(err)
+	}
+	s.cancel()
+	if err := <-s.over; err != nil {
+		t.Error(err)
+	}
+	var refused []map[string]any
+	for _, e := range s.events(t) {
+		text, _ := e["time"].(string)
+		if at, err := time.Parse(time.RFC3339, text); err != nil || time.Since(at) > time.Hour {
+			t.Errorf("event %v: %v", e, err)
+		}
+		if e["event"] == "refused" {
+			refused = append(refused, e)
+		}
+	}
+	if len(refused) != 1 || refused[0]["engine"] != engines.TCP || refused[0]["others"] != 0.0 || !strings.HasPrefix(refused[0]["peer"].(string), "127.0.0.1:") ||
+		refused[0]["error"].(map[string]any)["kind"] != "invalid" {
+		t.Errorf("refused: %v", refused)
 	}
 }
 

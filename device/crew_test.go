@@ -26,7 +26,7 @@ func hookKernel(hook func()) *kernel {
 func withHook(workers int, hook func()) HostOptions {
 	k := hookKernel(hook)
 	return HostOptions{Workers: workers, tune: &tune{
-		limits:  limits{claimBytes: 4096, largeRow: 1 << 40},
+		limits:  limits{claimBytes: 4096},
 		choices: choices{streamed: k},
 	}}
 }
@@ -44,7 +44,7 @@ func TestClaims_AreEveryByteOnceInOrder(t *testing.T) {
 		claimBytes := rapid.Int64Range(1, 500).Draw(t, "claim")
 		limit := rapid.Int64Range(1, 200).Draw(t, "limit")
 		m := WrapHost(make([]byte, 300*20))
-		l := &limits{claimBytes: claimBytes, largeRow: 1 << 40}
+		l := &limits{claimBytes: claimBytes}
 		c := newCrew(l, 1)
 		var want, got []int64
 		digests := map[*Digest]int{} // of how many ops
@@ -195,7 +195,7 @@ func TestCrew_SkipsTheJobOfAFailedStream(t *testing.T) {
 
 func TestCrew_JobsOfAllSizesInTurn(t *testing.T) {
 	for _, workers := range []int{1, 2, 4} {
-		o := HostOptions{Workers: workers, tune: &tune{limits: limits{claimBytes: 10_000, minRow: 256, largeRow: 50_000, crewJob: 20_000, smallJob: 10_000, cacheBytes: 200_000}}}
+		o := HostOptions{Workers: workers, tune: &tune{limits: limits{claimBytes: 10_000, minRow: 256, crewJob: 20_000, smallJob: 10_000, cacheBytes: 200_000}}}
 		if cached, streamed := kernels(); len(streamed) > 0 {
 			o.tune.choices = choices{cached: cached[0], streamed: streamed[len(streamed)-1]}
 		}

@@ -12,7 +12,7 @@ func KernelNames() []string {
 // WithKernel returns options of a host device that copies everything that it can
 // with the named kernel, in parts so small that workers meet in every row.
 func WithKernel(name string, workers int) HostOptions {
-	t := &tune{limits: limits{claimBytes: 3000, largeRow: 1 << 40}}
+	t := &tune{limits: limits{claimBytes: 3000}}
 	for _, k := range allKernels() {
 		if k.name == name {
 			t.choices.streamed = k

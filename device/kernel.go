@@ -63,15 +63,15 @@ type limits struct {
 
 	// Rows shorter than minRow are left to Go's copy, and so are those of which
 	// a kernel could copy less than minEighths eighths, because they do not start
-	// and end where it would like. Rows of largeRow and more are left to it as
-	// well: from there on it uses non-temporal stores itself.
-	minRow, minEighths, largeRow int64
+	// and end where it would like. Of a long row, stretches that follow each other
+	// are copied side by side as rows are.
+	minRow, minEighths int64
 }
 
 func defaultLimits(cacheBytes int64) limits {
 	return limits{
 		cacheBytes: cacheBytes, smallJob: 1 << 20, crewJob: 4 << 20, claimBytes: copySlice,
-		minRow: 256, minEighths: 7, largeRow: 1 << 20,
+		minRow: 256, minEighths: 7,
 	}
 }
 
@@ -208,7 +208,7 @@ func (w *worker) fill(k *kernel, lanes []lane, claim func(*worker) bool) bool {
 			}
 			head := int(-uintptr(unsafe.Pointer(&dst[0])) % uintptr(k.align))
 			body := (len(dst) - head) / kernelStep * kernelStep
-			if n := int64(len(dst)); body <= 0 || n < w.limits.minRow || n > laneBytes || int64(body)*8 < n*w.limits.minEighths {
+			if n := int64(len(dst)); body <= 0 || n < w.limits.minRow || int64(body)*8 < n*w.limits.minEighths {
 				copy(dst, src)
 				continue
 			}
@@ -225,16 +225,13 @@ func (l *lane) finish() {
 	*l = lane{}
 }
 
-// next returns the next stretch of the claim: at most limit bytes, or copySlice of
-// a large row. It returns nil when the claim is used up.
+// next returns the next stretch of the claim: at most limit bytes. It returns nil when
+// the claim is used up.
 func (w *worker) next(limit int64) (dst, src []byte) {
 	for len(w.ops) > 0 {
 		op, left := &w.ops[0], w.to-w.from
 		if len(w.ops) > 1 {
 			left = w.ops[0].Bytes - w.from
-		}
-		if left >= w.limits.largeRow && op.Digest == nil {
-			limit = copySlice
 		}
 		if n := min(limit, left); n > 0 {
 			dst = op.Dst.bytes[op.DstOff+w.from:][:n:n]
@@ -257,7 +254,7 @@ func (w *worker) next(limit int64) (dst, src []byte) {
 type Kernels struct {
 	// Cached is for jobs that fit into the caches, Streamed for those that do
 	// not. Jobs of less than 1 MiB are left to Go's copy, and so are rows of less
-	// than 256 bytes or of 1 MiB and more.
+	// than 256 bytes.
 	Cached, Streamed Choice
 
 	// CacheBytes is the size of the last-level cache: a burst of copies of at

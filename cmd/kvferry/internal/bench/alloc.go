@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"slices"
 
+	"github.com/kvferry/kvferry/cmd/kvferry/internal/figures"
 	"github.com/kvferry/kvferry/page"
 )
 
@@ -102,7 +103,7 @@ func pairs(ctx context.Context, o Options) (Section, error) {
 			pool = "churned"
 		}
 		ours := each(seconds[0][0], nanos(reps))
-		l := newLine(fmt.Sprintf("%2d %-5s  %s", c.n, plural(c.n, "page", "pages"), pool), statOf(ours),
+		l := newLine(fmt.Sprintf("%2d %-5s  %s", c.n, figures.Plural(c.n, "page", "pages"), pool), statOf(ours),
 			map[string]any{"pages": c.n, "pool": pool, "what": "allocator"})
 		l.against("FIFO", ours, each(seconds[0][1], nanos(reps)))
 		l.atMost("", c.most)

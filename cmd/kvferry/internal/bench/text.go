@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/kvferry/kvferry/cmd/kvferry/internal/figures"
 )
 
 // WriteJSON writes the report as one indented JSON object.
@@ -24,8 +26,8 @@ func (r *Report) WriteJSON(w io.Writer) error {
 // value, which is as long as the largest of the section says.
 func (r *Report) WriteText(w io.Writer) error {
 	var b bytes.Buffer
-	fmt.Fprintf(&b, "kvferry bench %s · %d %s after %d to warm up · %d %s, %s time · %s/%s\n", r.Verb, r.Runs, plural(r.Runs, "run", "runs"),
-		r.WarmUps, r.Threads, plural(r.Threads, "thread", "threads"), r.Clock, r.OS, r.Arch)
+	fmt.Fprintf(&b, "kvferry bench %s · %d %s after %d to warm up · %d %s, %s time · %s/%s\n", r.Verb, r.Runs, figures.Plural(r.Runs, "run", "runs"),
+		r.WarmUps, r.Threads, figures.Plural(r.Threads, "thread", "threads"), r.Clock, r.OS, r.Arch)
 	for _, s := range r.Settings {
 		fmt.Fprintf(&b, "%-9s%s\n", s.Name, s.Value)
 	}
@@ -45,13 +47,6 @@ func (r *Report) WriteText(w io.Writer) error {
 	}
 	_, err := w.Write(b.Bytes())
 	return err
-}
-
-func plural(n int, one, many string) string {
-	if n == 1 {
-		return one
-	}
-	return many
 }
 
 // barWidth is the length of the longest bar, in characters.

@@ -5,6 +5,8 @@ import (
 	"math"
 	"strconv"
 	"strings"
+
+	"github.com/kvferry/kvferry/cmd/kvferry/internal/figures"
 )
 
 // How numbers are written for people. Sizes of memory are binary (KiB), bytes
@@ -34,21 +36,6 @@ func millions(n int64) string {
 	return count(n)
 }
 
-// size writes an amount of memory: 128 KiB, 1.25 GiB. A size that is not whole
-// has as many digits as it takes to tell 1.30 GiB from 1.25 GiB.
-func size(n int64) string {
-	units := []string{"B", "KiB", "MiB", "GiB", "TiB"}
-	v, u := float64(n), 0
-	for v >= 1024 && u < len(units)-1 {
-		v /= 1024
-		u++
-	}
-	if v == math.Trunc(v) {
-		return fmt.Sprintf("%.0f %s", v, units[u])
-	}
-	return three(v) + " " + units[u]
-}
-
 // volume writes an amount of bytes that moved: 29.5 GB.
 func volume(n int64) string {
 	units := []string{"B", "kB", "MB", "GB", "TB", "PB"}
@@ -60,19 +47,7 @@ func volume(n int64) string {
 	if u == 0 {
 		return fmt.Sprintf("%.0f B", v)
 	}
-	return three(v) + " " + units[u]
-}
-
-// three writes a number with three digits or, if it is 1,000 or more, all of
-// those before the point.
-func three(v float64) string {
-	switch {
-	case v < 9.995:
-		return fmt.Sprintf("%.2f", v)
-	case v < 99.95:
-		return fmt.Sprintf("%.1f", v)
-	}
-	return fmt.Sprintf("%.0f", v)
+	return figures.Three(v) + " " + units[u]
 }
 
 // micros writes a time given in microseconds: 95 µs, 1.90 ms.
@@ -83,7 +58,7 @@ func micros(us float64) string {
 	case us < 999.5:
 		return fmt.Sprintf("%.0f µs", us)
 	case us < 999.5e3:
-		return three(us/1e3) + " ms"
+		return figures.Three(us/1e3) + " ms"
 	}
 	return seconds(us / 1e6)
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvferry/kvferry"
 	"github.com/kvferry/kvferry/cmd/kvferry/internal/accel"
+	"github.com/kvferry/kvferry/cmd/kvferry/internal/figures"
 	"github.com/kvferry/kvferry/device"
 	"github.com/kvferry/kvferry/fault"
 	"github.com/kvferry/kvferry/hostpool"
@@ -87,7 +88,7 @@ func (o Options) fitDevice(r *Result, auto bool, largest int, a *device.Accelera
 	}
 	if int64(o.DevicePages)+1 > room {
 		return o, fault.New(fault.Memory, "--device-pages", "%d pages (with the sink) of %s each: %s has %s, room for %d pages",
-			o.DevicePages+1, size(r.PageBytes), a.Name(), size(bytes), room).
+			o.DevicePages+1, figures.Size(r.PageBytes), a.Name(), figures.Size(bytes), room).
 			Hint("use a smaller pool (--device-pages) or a smaller geometry")
 	}
 	r.Warnings = append(r.Warnings, fmt.Sprintf("the device pool is smaller than by default, to fit into the memory of %s: %d pages", a.Name(), o.DevicePages))
@@ -120,7 +121,7 @@ func (o Options) fit(r *Result, auto [2]bool, largest int, room int64, apart boo
 	}
 	if need() > room {
 		return o, fault.New(fault.Memory, "pools", "%d device pages (with the sink) and %d host pages, each of %s and %d bytes of books: there is memory for %d pages",
-			o.DevicePages+1, o.HostPages, size(r.PageBytes), bookBytes, room).
+			o.DevicePages+1, o.HostPages, figures.Size(r.PageBytes), bookBytes, room).
 			Hint("use smaller pools (--device-pages, --host-pages), a smaller geometry, or --bookkeeping, whose pages have no bytes")
 	}
 	r.Warnings = append(r.Warnings, fmt.Sprintf("the pools are smaller than by default, to fit into memory: %d device and %d host pages", o.DevicePages, o.HostPages))

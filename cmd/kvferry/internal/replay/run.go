@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvferry/kvferry"
+	"github.com/kvferry/kvferry/cmd/kvferry/internal/figures"
 	"github.com/kvferry/kvferry/fault"
 	"github.com/kvferry/kvferry/page"
 	"github.com/kvferry/kvferry/prefix"
@@ -150,7 +151,7 @@ func start(ctx context.Context, o Options, t *Trace) (x *replay, err error) {
 	if pinned, pageable := x.pools.pinned(); pinned+pageable > 0 {
 		x.r.PinnedBytes, x.r.PageableBytes = &pinned, &pageable
 		if pageable > 0 {
-			x.r.Warnings = append(x.r.Warnings, fmt.Sprintf("%s of the host pool could not be pinned: copies of it are slow (kvferry doctor says why)", size(pageable)))
+			x.r.Warnings = append(x.r.Warnings, fmt.Sprintf("%s of the host pool could not be pinned: copies of it are slow (kvferry doctor says why)", figures.Size(pageable)))
 		}
 	}
 	return x, nil

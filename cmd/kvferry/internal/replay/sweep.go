@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"github.com/guptarohit/asciigraph"
+
+	"github.com/kvferry/kvferry/cmd/kvferry/internal/figures"
 )
 
 // Sweep is what pools of other sizes would hit on a trace, device and host
@@ -137,7 +139,7 @@ func (s *Sweep) WriteText(w io.Writer) error {
 		if p.HitRatio == nil || p.OptimumHitRatio == nil {
 			continue
 		}
-		row := fmt.Sprintf("%11s  %10s  %7.4f  %7.4f  %7s  %s", count(p.Pages), size(p.Bytes), *p.HitRatio, *p.OptimumHitRatio,
+		row := fmt.Sprintf("%11s  %10s  %7.4f  %7.4f  %7s  %s", count(p.Pages), figures.Size(p.Bytes), *p.HitRatio, *p.OptimumHitRatio,
 			shareOf(*p.HitRatio, *p.OptimumHitRatio), bar(parts(*p.HitRatio), parts(1)))
 		row = strings.TrimRight(row, " ")
 		if p.Pages == s.current() {

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"strings"
+
+	"github.com/kvferry/kvferry/cmd/kvferry/internal/figures"
 )
 
 // WriteText writes the result for people. Lines about what was not measured are
@@ -63,7 +65,7 @@ func (t *text) page() {
 	if r.Bookkeeping {
 		t.line("page", fmt.Sprintf("%s tokens, no bytes: bookkeeping only", count(r.PageSize)))
 	} else {
-		t.line("page", fmt.Sprintf("%s tokens, %s: %s; 1 token = %s", count(r.PageSize), size(r.PageBytes), t.geometry(), size(r.PageBytes/max(r.PageSize, 1))))
+		t.line("page", fmt.Sprintf("%s tokens, %s: %s; 1 token = %s", count(r.PageSize), figures.Size(r.PageBytes), t.geometry(), figures.Size(r.PageBytes/max(r.PageSize, 1))))
 	}
 }
 
@@ -75,7 +77,7 @@ func (t *text) device() {
 	}
 	pinned := ""
 	if r.PinnedBytes != nil && r.PageableBytes != nil {
-		pinned = fmt.Sprintf("host pool pinned: %s of %s", size(*r.PinnedBytes), size(*r.PinnedBytes+*r.PageableBytes))
+		pinned = fmt.Sprintf("host pool pinned: %s of %s", figures.Size(*r.PinnedBytes), figures.Size(*r.PinnedBytes+*r.PageableBytes))
 	}
 	t.line("device", fmt.Sprintf("%s, %s", r.Device, *r.DeviceModel), "copier "+r.Copier, pinned)
 }
@@ -89,7 +91,7 @@ func (t *text) pools() {
 	pool := func(name string, pages int64) string {
 		s := fmt.Sprintf("%s %s pages", name, count(pages))
 		if r.PageBytes > 0 {
-			s += fmt.Sprintf(" (%s)", size(pages*r.PageBytes))
+			s += fmt.Sprintf(" (%s)", figures.Size(pages*r.PageBytes))
 		}
 		return s
 	}
@@ -102,12 +104,12 @@ func (t *text) geometry() string {
 	if r.Model != nil {
 		s.WriteString(*r.Model + ", ")
 	}
-	fmt.Fprintf(&s, "%d %s", r.Layers, plural(r.Layers, "layer", "layers"))
+	fmt.Fprintf(&s, "%d %s", r.Layers, figures.Plural(r.Layers, "layer", "layers"))
 	if r.KVHeads != nil && r.HeadDim != nil {
-		fmt.Fprintf(&s, " × %d KV %s × %d %s", *r.KVHeads, plural(*r.KVHeads, "head", "heads"), *r.HeadDim, plural(*r.HeadDim, "dim", "dims"))
+		fmt.Fprintf(&s, " × %d KV %s × %d %s", *r.KVHeads, figures.Plural(*r.KVHeads, "head", "heads"), *r.HeadDim, figures.Plural(*r.HeadDim, "dim", "dims"))
 	}
 	if r.LatentDim != nil {
-		fmt.Fprintf(&s, " × %d latent %s", *r.LatentDim, plural(*r.LatentDim, "dim", "dims"))
+		fmt.Fprintf(&s, " × %d latent %s", *r.LatentDim, figures.Plural(*r.LatentDim, "dim", "dims"))
 	}
 	for _, name := range []*string{r.DType, r.Layout} {
 		if name != nil {
@@ -115,13 +117,6 @@ func (t *text) geometry() string {
 		}
 	}
 	return s.String()
-}
-
-func plural(n int64, one, many string) string {
-	if n == 1 {
-		return one
-	}
-	return many
 }
 
 // pages says what became of every page that was looked up.
@@ -206,7 +201,7 @@ func (t *text) bytes() {
 			what = "three lines a chunk"
 		}
 		t.line("verify", fmt.Sprintf("%s of %s hit pages: %s, %s %s", what, count(r.Hits()), volume(*r.BytesVerified),
-			count(*r.Mismatches), plural(*r.Mismatches, "mismatch", "mismatches")))
+			count(*r.Mismatches), figures.Plural(*r.Mismatches, "mismatch", "mismatches")))
 	}
 	if r.CheckBytes != nil && r.CheckSeconds != nil {
 		when := map[string]string{"always": "xxh3-128 at arrival and departure", "arrival": "xxh3-128 at arrival"}[r.Checks]
@@ -252,13 +247,13 @@ func (t *text) speed() {
 
 	var memory []string
 	if r.PeakRSSBytes != nil {
-		memory = append(memory, "peak "+size(*r.PeakRSSBytes))
+		memory = append(memory, "peak "+figures.Size(*r.PeakRSSBytes))
 	}
 	if r.PoolBytes > 0 {
-		memory = append(memory, "pools "+size(r.PoolBytes))
+		memory = append(memory, "pools "+figures.Size(r.PoolBytes))
 	}
 	if r.GhostTableBytes != nil {
-		memory = append(memory, "history of evictions "+size(*r.GhostTableBytes))
+		memory = append(memory, "history of evictions "+figures.Size(*r.GhostTableBytes))
 	}
 	t.line("memory", memory...)
 }

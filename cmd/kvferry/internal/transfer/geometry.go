@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/kvferry/kvferry/cmd/kvferry/internal/figures"
 	"github.com/kvferry/kvferry/cmd/kvferry/internal/replay"
 	"github.com/kvferry/kvferry/fault"
 	"github.com/kvferry/kvferry/kv"
@@ -104,6 +105,6 @@ func orElse(n, otherwise int) int {
 
 // describe says what a page is, for people.
 func describe(g *kv.Geometry) string {
-	return fmt.Sprintf("%d %s, %d %s a page, %v, %v", g.Layers(), plural(g.Layers(), "layer", "layers"),
-		g.PageSize(), plural(g.PageSize(), "token", "tokens"), g.DType(), g.Layout())
+	return fmt.Sprintf("%d %s, %d %s a page, %v, %v", g.Layers(), figures.Plural(g.Layers(), "layer", "layers"),
+		g.PageSize(), figures.Plural(g.PageSize(), "token", "tokens"), g.DType(), g.Layout())
 }

@@ -13,6 +13,7 @@ import (
 	"unicode"
 
 	"github.com/kvferry/kvferry/cmd/kvferry/internal/engines"
+	"github.com/kvferry/kvferry/cmd/kvferry/internal/figures"
 	"github.com/kvferry/kvferry/transfer"
 )
 
@@ -64,7 +65,7 @@ func (l *Log) Started(s Started) {
 		l.object(s)
 		return
 	}
-	l.printf("kvferry transfer serve · %d %s of %s · %s · seed %d\n", s.Pages, plural(s.Pages, "page", "pages"), size(s.PageBytes), size(s.PageBytes*int64(s.Pages)), s.Seed)
+	l.printf("kvferry transfer serve · %d %s of %s · %s · seed %d\n", s.Pages, figures.Plural(s.Pages, "page", "pages"), figures.Size(s.PageBytes), figures.Size(s.PageBytes*int64(s.Pages)), s.Seed)
 	l.printf("cache       %s, on %s\n", s.Cache, s.Device)
 	l.printf("engines     %s\n", strings.Join(s.Reached, "; "))
 	lease := time.Duration(s.LeaseSeconds * float64(time.Second))
@@ -163,7 +164,7 @@ func (l *Log) Refused(r refusal) {
 	}
 	others := ""
 	if r.others > 0 {
-		others = fmt.Sprintf(" (and %d %s before it)", r.others, plural(int(r.others), "other", "others"))
+		others = fmt.Sprintf(" (and %d %s before it)", r.others, figures.Plural(int(r.others), "other", "others"))
 	}
 	l.printf("%s  %s: a reader at %s was refused: %s%s\n", time.Now().Format(time.TimeOnly), r.engine, r.peer, oneLine(why), others)
 }
@@ -191,7 +192,7 @@ func (l *Log) Ended(joined, acknowledged int) {
 	l.printf("ended: readers joined %s, and acknowledged %s\n", times(joined), times(acknowledged))
 }
 
-func times(n int) string { return strconv.Itoa(n) + plural(n, " time", " times") }
+func times(n int) string { return strconv.Itoa(n) + figures.Plural(n, " time", " times") }
 
 func (l *Log) printf(format string, args ...any) {
 	if _, err := fmt.Fprintf(l.W, format, args...); l.err == nil {
@@ -205,36 +206,4 @@ func (l *Log) object(x any) {
 	if err := e.Encode(x); l.err == nil {
 		l.err = err
 	}
-}
-
-func plural(n int, one, many string) string {
-	if n == 1 {
-		return one
-	}
-	return many
-}
-
-// size writes an amount of memory: 128 KiB, 1.25 GiB.
-func size(n int64) string {
-	units := []string{"B", "KiB", "MiB", "GiB", "TiB"}
-	v, u := float64(n), 0
-	for ; v >= 1024 && u < len(units)-1; u++ {
-		v /= 1024
-	}
-	if v == float64(int64(v)) {
-		return fmt.Sprintf("%.0f %s", v, units[u])
-	}
-	return three(v) + " " + units[u]
-}
-
-// three writes a number with three digits or, if it is 1,000 or more, all of those before
-// the point.
-func three(v float64) string {
-	switch {
-	case v < 9.995:
-		return fmt.Sprintf("%.2f", v)
-	case v < 99.95:
-		return fmt.Sprintf("%.1f", v)
-	}
-	return fmt.Sprintf("%.0f", v)
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 
+	"github.com/kvferry/kvferry/cmd/kvferry/internal/figures"
 	"github.com/kvferry/kvferry/fault"
 )
 
@@ -110,8 +111,8 @@ func (x *Result) WriteJSON(w io.Writer) error {
 // WriteText writes the result for people.
 func (x *Result) WriteText(w io.Writer) error {
 	var b bytes.Buffer
-	fmt.Fprintf(&b, "kvferry transfer read · %s · %s %s of %s, tokens %d to %d · %s\n", x.Engine, count(int64(x.Pages)), plural(x.Pages, "page", "pages"),
-		size(x.PageBytes), x.Tokens[0], x.Tokens[1], x.Device)
+	fmt.Fprintf(&b, "kvferry transfer read · %s · %s %s of %s, tokens %d to %d · %s\n", x.Engine, count(int64(x.Pages)), figures.Plural(x.Pages, "page", "pages"),
+		figures.Size(x.PageBytes), x.Tokens[0], x.Tokens[1], x.Device)
 	fmt.Fprintf(&b, "owner     %s (%s)\n", x.Owner, x.Entity)
 	fmt.Fprintf(&b, "cache     %s\n", x.Cache)
 	if x.FirstGBs != nil {
@@ -124,7 +125,7 @@ func (x *Result) WriteText(w io.Writer) error {
 		} else {
 			fmt.Fprintf(&b, ", the first pass %s GB/s: it connects, and its memory is new", rate(*x.FirstGBs))
 		}
-		fmt.Fprintf(&b, "\nmoved     %s bytes in %s\n", count(x.BytesMoved), strconv.Itoa(x.Passes)+plural(x.Passes, " pass", " passes"))
+		fmt.Fprintf(&b, "\nmoved     %s bytes in %s\n", count(x.BytesMoved), strconv.Itoa(x.Passes)+figures.Plural(x.Passes, " pass", " passes"))
 	}
 	x.writeChecks(&b)
 	switch {
@@ -153,7 +154,7 @@ func (x *Result) writeChecks(b *bytes.Buffer) {
 			fmt.Fprintf(b, "          %s bytes of other tokens compared: none was touched\n", count(x.Untouched))
 		}
 	}
-	fmt.Fprintf(b, "          %s %s compared with the owner's checksums", count(int64(x.SumsChecked)), plural(int(x.SumsChecked), "page", "pages"))
+	fmt.Fprintf(b, "          %s %s compared with the owner's checksums", count(int64(x.SumsChecked)), figures.Plural(int(x.SumsChecked), "page", "pages"))
 	if x.Unsummed > 0 {
 		fmt.Fprintf(b, "; %s had none to compare: parts of pages, or pages of a device", count(int64(x.Unsummed)))
 	}
@@ -161,7 +162,7 @@ func (x *Result) writeChecks(b *bytes.Buffer) {
 }
 
 // rate writes GB/s with three digits.
-func rate(x float64) string { return three(x) }
+func rate(x float64) string { return figures.Three(x) }
 
 // count writes a number with thousands separators.
 func count(n int64) string {

@@ -10,8 +10,9 @@
 //   - A [Descriptor] is bytes on any channel that both sides have: geometry, owner, epoch,
 //     pages, and what each engine offers.
 //   - A [Reader] reads by descriptors into one cache, and answers with tickets.
-//   - An [Engine] is one way to reach memory: the children of this package. The owner's
-//     first choice among those that both sides have is taken.
+//   - An [Engine] is one way to reach memory: the children of this package. A read goes by
+//     the owner's first choice among those that both sides have and that can open it: on
+//     another host than the owner's, its engines for one host are passed over.
 //
 // # What is read
 //
@@ -24,9 +25,13 @@
 //
 // A lease is a promise of the owner's; the epoch word is how a reader knows whether it
 // was kept. The word is in memory that the reader reads in the same way as the pages,
-// before the first byte and after the last, so nothing has to answer, and a stopped or
-// dead owner can't deceive. It grows before pages are released. A lease that expires by
+// before the first byte and after the last: nobody has to answer who doesn't send the
+// bytes, and a stopped or dead owner can't deceive. It grows before pages are released. A lease that expires by
 // clocks that differ is a read that fails, never a wrong byte.
+//
+// A publication is over when its readers have acknowledged it ([Reader.Ack]), when they
+// have gone without that (where the engine has a connection that tells), or when its
+// lease ends.
 //
 // # What was checked
 //

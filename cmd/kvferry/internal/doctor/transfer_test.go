@@ -15,7 +15,7 @@ import (
 )
 
 func TestTransfers_SayWhatIsInTheWay(t *testing.T) {
-	never := errors.New("function not implemented")
+	never := errors.New("operation not permitted")
 	ipc := func(sharing, process error) Finding {
 		m := &Machine{HostIPC: func(context.Context) hostipc.Report {
 			return hostipc.Report{Dir: "/run/kvferry", Sharing: sharing, Process: process}
@@ -33,7 +33,7 @@ func TestTransfers_SayWhatIsInTheWay(t *testing.T) {
 		remedy string
 	}{
 		"all is well":      {ipc(nil, nil), Green, "by sockets in /run/kvferry; memory that is no memfd is read by process_vm_readv", ""},
-		"no other process": {ipc(nil, never), Green, "nothing can be read: function not implemented", ""},
+		"no other process": {ipc(nil, never), Green, "nothing can be read: operation not permitted", ""},
 		"no /proc":         {ipc(fault.New(fault.Unsupported, "fd", "no").Hint("mount /proc"), nil), Yellow, "can't be handed", "mount /proc"},
 		"a limit of files": {ipc(unix.EMFILE, nil), Yellow, "too many open files", "ulimit -n"},
 		"no memfd":         {ipc(never, nil), Yellow, "can't be handed", "tcp"},

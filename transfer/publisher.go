@@ -234,7 +234,7 @@ func (p *Publisher) Publish(l Lease) (*Descriptor, error) {
 		return nil, fault.New(fault.Invalid, "lease", "its time is %v, and must be more than 0 and at most %v", l.TTL, p.o.MaxTTL).
 			Hint("choose another time, or allow a longer one: PublisherOptions.MaxTTL")
 	case len(l.Pages) == 0:
-		return nil, fault.New(fault.Invalid, "lease", "of no pages").Hint("how the cache is reached says Descriptor")
+		return nil, fault.New(fault.Invalid, "lease", "of no pages").Hint("use Descriptor to say only how the cache is reached")
 	case l.Readers < 0:
 		return nil, fault.New(fault.Invalid, "lease", "%d readers", l.Readers)
 	}

@@ -241,7 +241,7 @@ func (r *Reader) prepare(j *job, start, end int, local, remote []page.ID, d *Des
 		return fault.New(fault.NotFound, "descriptor", "its lease expired at %v", d.Expires).Hint("ask the owner to publish again")
 	}
 	if err := kv.Exchangeable(g, d.Geometry); err != nil {
-		return fault.Wrap(fault.Invalid, "this cache, and its owner's behind it", err)
+		return fault.Wrap(fault.Invalid, "descriptor, whose owner's value comes second", err)
 	}
 	if r.target.Device.Name() == hostName && !hostCache(r.o.Cache) {
 		return fault.New(fault.Closed, "cache", "its memory was freed").Hint("close the reader first, then its cache")

@@ -268,6 +268,32 @@ void *createTransferEngine(void) {
 	}
 }
 
+// Nobody is quicker than an engine of kvferry's but other programs. Without turns this
+// library ends its process.
+func TestEngines_LookForPortsInTurns(t *testing.T) {
+	leavesNothing(t)
+	file := compile(t, mark+functions+fmt.Sprintf(`#include <fcntl.h>
+#include <stdlib.h>
+#include <unistd.h>
+static const char *busy = "%s";
+void *createTransferEngine(void) {
+	if (open(busy, O_CREAT | O_EXCL, 0600) < 0) abort();
+	usleep(20000);
+	return (void *)busy;
+}
+void *installTransport(void) { unlink(busy); return 0; }`, filepath.Join(t.TempDir(), "busy")))
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			_, err := mooncake.Check(t.Context(), mooncake.Options{Libraries: []string{file}})
+			if !errors.Is(err, fault.Device) || !strings.Contains(err.Error(), "transport tcp can't be installed") {
+				t.Errorf("error %v, want what this library says when it is alone", err)
+			}
+		})
+	}
+	all.Wait()
+}
+
 func TestOffer_ListensAtAnAddressOfThisHostOnly(t *testing.T) {
 	leavesNothing(t)
 	b := newBench(t, mooncake.Options{})

@@ -72,8 +72,9 @@ type purpose struct {
 // startChild starts a process and has it load the library. Kinds: fault.Device (it dies,
 // with what it said), fault.NotFound, fault.Unsupported, fault.Invalid.
 //
-// The library looks for a free port, and takes it later: when somebody else was quicker it
-// ends its process. Then there is another try.
+// The library looks for a free port, and takes it later: when somebody else was quicker,
+// which turn keeps engines of kvferry's from being, it ends its process. Then there is
+// another try.
 func startChild(ctx context.Context, o *Options, p purpose) (c *child, err error) {
 	for range tries {
 		c, err = startOnce(ctx, o, p)
@@ -84,7 +85,7 @@ func startChild(ctx context.Context, o *Options, p purpose) (c *child, err error
 	return c, err
 }
 
-const portTaken = "bind: Address already in use"
+const portTaken = ": Address already in use" // of bind, or of listen
 
 func startOnce(ctx context.Context, o *Options, p purpose) (c *child, err error) {
 	if os.Getenv(childVariable) != "" {

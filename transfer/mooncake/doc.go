@@ -43,6 +43,7 @@
 //   - Its numbers for owners are never given back, and neither are its threads before the
 //     engine closes.
 //   - It looks for free ports and takes them later. When somebody else was quicker it ends
-//     its process: a child is started again, this process is gone.
+//     its process: a child is started again, this process is gone. Engines of kvferry's on
+//     one host take turns; other programs that use the library don't.
 //   - A metadata scheme that the library was built without ends its process.
 package mooncake

@@ -118,6 +118,7 @@ func (l *library) newEngine(metadata, name, protocol string) (engine uintptr, er
 	const at, of, to = 0, scratchWords * 3, scratchWords * 6 // bytes of the scratch
 	l.strings.Lock()
 	defer l.strings.Unlock()
+	defer turn(turnLimit)()
 	s := l.scratch
 	s.PutString(at, metadata)
 	s.PutString(of, name)

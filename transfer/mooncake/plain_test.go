@@ -188,6 +188,12 @@ func TestStarts_WaitLongerAndLonger(t *testing.T) {
 	}
 }
 
+// A turn that nobody ends is waited for no longer than is said.
+func TestTurn_IsWaitedForInVain(*testing.T) {
+	defer turn(turnLimit)()
+	turn(time.Millisecond)()
+}
+
 // What is sent to another address of the host does not arrive.
 func TestFence(t *testing.T) {
 	listen := func() (net.Listener, string) {

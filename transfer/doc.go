@@ -33,6 +33,9 @@
 // have gone without that (where the engine has a connection that tells), or when its
 // lease ends.
 //
+// A way to the pages can be lost while they are published: a process that served it dies.
+// Later descriptors have another one ([PublisherOptions.Changed]).
+//
 // # What was checked
 //
 // A read that succeeded has: geometries that are exchangeable; a copy that is over, by

@@ -76,6 +76,11 @@ type Export struct {
 	// its readers come and go. leave is called once: done says that the reader has
 	// acknowledged, otherwise it has gone. It is nil when there is no such publication.
 	Join func(e Epoch) (leave func(done bool))
+
+	// Lost is called when nobody can read by this offer any more, and why: a process that
+	// served it is gone. The publisher withdraws it, leaves it out of descriptors, and has
+	// the engine offer again until that works. Calling it again does nothing.
+	Lost func(why error)
 }
 
 // Target is where a reader's pages are.

@@ -85,6 +85,7 @@ type fakeEngine struct {
 	blind  bool // can't reach the memory
 	words  *device.Memory
 	join   func(Epoch) func(bool)
+	offers func(Export) ([]byte, func(), error)
 	opened int
 	closed int
 	fail   error // of Open
@@ -98,6 +99,9 @@ func (e *fakeEngine) Name() string { return e.name }
 func (e *fakeEngine) Offer(x Export) ([]byte, func(), error) {
 	if e.silent {
 		return nil, nil, nil
+	}
+	if e.offers != nil {
+		return e.offers(x)
 	}
 	if e.blind {
 		return nil, nil, fault.New(fault.Unsupported, "cache", "is elsewhere").Hint("move it")

@@ -63,8 +63,13 @@ type PublisherOptions struct {
 	// Host has the memory of the epoch words. Required.
 	Host *device.Host
 	// Engines let peers read, in order of preference. Those that can't reach the memory of
-	// Cache are left out. They are the caller's to close, after the publisher.
+	// Cache are left out, and one that lost its offer until it has made another. They are
+	// the caller's to close, after the publisher.
 	Engines []Engine
+	// Changed, if there is one, is told that an engine has lost its offer, and why; and of no
+	// error, that it has made another. Descriptors of before don't know that one: whoever
+	// keeps one ready for readers asks for it anew. It may call all methods but Close.
+	Changed func(engine string, lost error)
 	// Owner names this publisher. Zero means a new random id, which is what a process
 	// should have whenever it starts.
 	Owner OwnerID
@@ -104,9 +109,8 @@ type Lease struct {
 type Publisher struct {
 	o       PublisherOptions
 	words   *device.Memory
-	offers  []Offer
-	recalls []func() // withdraw of each offer
-	refused []error  // why the other engines can't reach the cache
+	offers  offers
+	refused []error // why the other engines can't reach the cache
 
 	mu     sync.Mutex
 	closed bool                   // guarded by mu
@@ -160,7 +164,10 @@ func NewPublisher(o PublisherOptions) (*Publisher, error) {
 	if o.Owner == (OwnerID{}) {
 		o.Owner = NewOwnerID()
 	}
-	p := &Publisher{o: o, live: map[Epoch]*publication{}}
+	if o.Changed == nil {
+		o.Changed = func(string, error) {}
+	}
+	p := &Publisher{o: o, offers: offers{changed: o.Changed, stop: make(chan struct{})}, live: map[Epoch]*publication{}}
 	var err error
 	if p.words, err = o.Host.Alloc(int64(o.Publications) * wordBytes); err != nil {
 		return nil, err
@@ -173,48 +180,45 @@ func NewPublisher(o PublisherOptions) (*Publisher, error) {
 		p.free = append(p.free, word)
 	}
 	for _, e := range o.Engines {
-		offer, withdraw, err := e.Offer(Export{Owner: o.Owner, Cache: o.Cache, Words: p.words, Join: p.join})
-		if err == nil && withdraw != nil {
-			p.recalls = append(p.recalls, withdraw)
-			p.offers = append(p.offers, Offer{Engine: e.Name(), Data: slices.Clone(offer)})
-		}
-		if err == nil {
-			continue
-		}
-		err = fault.Wrap(kindOr(err, fault.Device), "engine "+e.Name(), err)
+		err := p.offers.make(e, Export{Owner: o.Owner, Cache: o.Cache, Words: p.words, Join: p.join}, nil)
 		if errors.Is(err, fault.Unsupported) {
 			p.refused = append(p.refused, err)
-			continue
+		} else if err != nil {
+			_ = p.Close()
+			return nil, err
 		}
-		_ = p.Close()
-		return nil, err
 	}
-	if err := p.describe().check(); err != nil {
+	offers, _ := p.offers.list()
+	if err := p.describe(offers).check(); err != nil {
 		_ = p.Close()
 		return nil, err
 	}
 	return p, nil
 }
 
-// describe returns the descriptor of no pages.
-func (p *Publisher) describe() *Descriptor {
+// describe returns the descriptor of no pages, reached by offers.
+func (p *Publisher) describe(offers []Offer) *Descriptor {
 	return &Descriptor{
 		Owner: p.o.Owner, Entity: p.o.Entity, Session: p.o.Session, Leases: p.o.Holder != nil,
-		Geometry: p.o.Cache.Geometry(), Offers: slices.Clone(p.offers),
+		Geometry: p.o.Cache.Geometry(), Offers: offers,
 	}
 }
 
 // Descriptor returns how the cache is reached, with no pages: enough to see whether two
-// sides can work together. Kind: fault.Unsupported when no engine lets others read.
+// sides can work together. Kinds: fault.Unsupported when no engine lets others read, and
+// those of an engine that can't at the moment: fault.Device.
 func (p *Publisher) Descriptor() (*Descriptor, error) {
-	if len(p.offers) == 0 && len(p.refused) > 0 {
+	offers, lost := p.offers.list()
+	switch {
+	case len(offers) > 0:
+		return p.describe(offers), nil
+	case len(lost) > 0:
+		return nil, fault.Wrap(fault.KindOf(lost[0]), "publisher", errors.Join(append(lost, p.refused...)...))
+	case len(p.refused) > 0:
 		return nil, fault.Wrap(fault.Unsupported, "publisher", errors.Join(p.refused...))
 	}
-	if len(p.offers) == 0 {
-		return nil, fault.New(fault.Unsupported, "publisher", "none of its %d engines lets others read", len(p.o.Engines)).
-			Hint("add an engine that both sides have")
-	}
-	return p.describe(), nil
+	return nil, fault.New(fault.Unsupported, "publisher", "none of its %d engines lets others read", len(p.o.Engines)).
+		Hint("add an engine that both sides have")
 }
 
 // Publish leases pages for a time of at most MaxTTL, and returns what a reader needs.
@@ -222,8 +226,8 @@ func (p *Publisher) Descriptor() (*Descriptor, error) {
 // the reader.
 //
 // Kinds: fault.Invalid (pages out of range, twice or too many; sums; time; readers),
-// fault.Full (too many publications), fault.Unsupported (no engine lets others read),
-// fault.Closed, and those of the holder. A publication that fails holds nothing.
+// fault.Full (too many publications), those of Descriptor, fault.Closed, and those of the
+// holder. A publication that fails holds nothing.
 func (p *Publisher) Publish(l Lease) (*Descriptor, error) {
 	d, err := p.Descriptor()
 	if err != nil {
@@ -400,9 +404,7 @@ func (p *Publisher) Close() error {
 		_ = p.end(e) // kept in lost
 	}
 	p.mu.Unlock()
-	for _, withdraw := range p.recalls { // with no lock held: they may wait for readers that leave
-		withdraw()
-	}
+	p.offers.recall()
 	if err := p.words.Free(); err != nil {
 		return err
 	}

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -16,12 +17,14 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
 
 	"github.com/kvferry/kvferry/cmd/kvferry/internal/transfer"
 	"github.com/kvferry/kvferry/fault"
 	"github.com/kvferry/kvferry/internal/dl"
 	"github.com/kvferry/kvferry/internal/fakedriver"
 	"github.com/kvferry/kvferry/internal/needtest"
+	"github.com/kvferry/kvferry/transfer/mooncake"
 )
 
 func TestMain(m *testing.M) {
@@ -75,29 +78,51 @@ func TestScripts_OnMooncake(t *testing.T) {
 			env.Vars = append(env.Vars, "GORACE=atexit_sleep_ms=10", "MOONCAKE="+strings.Join(strings.Fields(string(files)), ","))
 			return runtimeDir(env)
 		},
-		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){"await": await, "status": status},
+		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){"await": await, "killchild": killChild, "status": status},
 	})
 }
 
-// await waits until there is a file, which a command in the background makes. How long is
-// only the test's patience.
+// await waits until there is a file, which a command in the background makes, and, if a
+// second one is named, until it is no copy of that. How long is only the test's patience.
 func await(ts *testscript.TestScript, neg bool, args []string) {
-	if neg || len(args) != 1 {
-		ts.Fatalf("usage: await file")
+	if neg || len(args) < 1 || len(args) > 2 {
+		ts.Fatalf("usage: await file [old]")
 	}
 	name := ts.MkAbs(args[0])
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
 	late := time.After(time.Minute)
 	for {
-		if _, err := os.Stat(name); err == nil {
+		text, err := os.ReadFile(name)
+		if err == nil && (len(args) == 1 || string(text) != ts.ReadFile(args[1])) {
 			return
 		}
 		select {
 		case <-tick.C:
 		case <-late:
-			ts.Fatalf("%s is not there", name)
+			ts.Fatalf("%s is not there, or what it was", name)
 		}
+	}
+}
+
+// killChild kills the processes that have Mooncake's library for this script.
+func killChild(ts *testscript.TestScript, neg bool, args []string) {
+	dirs, err := filepath.Glob("/proc/[0-9]*/cwd")
+	ts.Check(err)
+	killed := 0
+	for _, dir := range dirs {
+		at, err := os.Readlink(dir)
+		line, err2 := os.ReadFile(filepath.Join(filepath.Dir(dir), "cmdline"))
+		if err != nil || err2 != nil || at != ts.MkAbs(".") || !strings.HasSuffix(string(line), "\x00"+mooncake.Verb+"\x00") {
+			continue // it has ended, or is something else
+		}
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(dir)))
+		ts.Check(err)
+		ts.Check(unix.Kill(pid, unix.SIGKILL))
+		killed++
+	}
+	if neg || len(args) != 0 || killed == 0 {
+		ts.Fatalf("usage: killchild, when there is one")
 	}
 }
 

@@ -333,6 +333,42 @@ func ownerKilled(t *testing.T, reader mooncake.Options) {
 	}
 }
 
+// An owner outlives its child: what it publishes next is offered by another one.
+func TestOwner_OffersAnewWhenItsChildDies(t *testing.T) {
+	leavesNothing(t)
+	need(t)
+	s := must(side(mooncake.Options{}))(t)
+	served := must(transfertest.Serve(s, must(big.PageMajor())(t), bigSeed))(t)
+	t.Cleanup(func() { noError(t, served.Close()) })
+	first := child(t, os.Getpid())
+	publish := func() (d *transfer.Descriptor, err error) {
+		b, err := served.Publish(ids(0, big.Pages), false, time.Minute)
+		if err == nil {
+			d, err = transfer.Decode(b)
+		}
+		return d, err
+	}
+	old := must(publish())(t)
+	b := newBench(t, mooncake.Options{})
+	b.readsAgain(old)
+	noError(t, unix.Kill(first, unix.SIGKILL))
+	var d *transfer.Descriptor
+	waitFor(t, "another offer", func() bool {
+		var err error
+		if d, err = publish(); err != nil && !errors.Is(err, fault.Device) {
+			t.Fatalf("error %v, want kind device", err)
+		}
+		return err == nil && !bytes.Equal(d.Offers[0].Data, old.Offers[0].Data)
+	})
+	if exists(first) {
+		t.Errorf("child %d is there, and another serves", first)
+	}
+	b.readsAgain(d)
+	if err := b.reader.Retrieve(t.Context(), 0, 1, ids(0, 1), ids(0, 1), old); fault.KindOf(err) == 0 {
+		t.Errorf("by an offer that is lost: error %v, want one with a kind", err)
+	}
+}
+
 func waitFor(tb testing.TB, what string, done func() bool) {
 	tb.Helper()
 	limit := time.After(patience)

@@ -193,7 +193,8 @@ func (*Engine) Name() string { return Name }
 
 func (e *Engine) number() uint32 { return e.numbers.Add(1) }
 
-// Offer implements [transfer.Engine]. Without Options.Listen nothing is offered. Kinds:
+// Offer implements [transfer.Engine]. Without Options.Listen nothing is offered. When the
+// child ends that serves it, the offer is lost. Kinds:
 // fault.Unsupported (memory that no other process can map), and those of a start.
 func (e *Engine) Offer(x transfer.Export) (b []byte, withdraw func(), err error) {
 	if e.o.Listen == "" {
@@ -245,7 +246,21 @@ func (e *Engine) Offer(x transfer.Export) (b []byte, withdraw func(), err error)
 	}
 	e.o.Log.LogAttrs(ctx, slog.LevelWarn, "mooncake: whoever reaches these ports reads this cache: nothing asks who they are",
 		slog.String("at", o.Segment), slog.String("listen", e.o.Listen), slog.String("owner", x.Owner.String()))
-	return b, p.withdraw, nil
+	c, ok := w.(*child)
+	if !ok || x.Lost == nil { // what is in this process doesn't end before it
+		return b, p.withdraw, nil
+	}
+	withdrawn := make(chan struct{})
+	go func() {
+		select {
+		case <-c.gone:
+			e.o.Log.LogAttrs(context.Background(), slog.LevelWarn, "mooncake: an offer is lost with its process, and is made again",
+				slog.String("at", o.Segment), slog.String("owner", x.Owner.String()), slog.Any("err", c.death))
+			x.Lost(c.death)
+		case <-withdrawn:
+		}
+	}()
+	return b, func() { close(withdrawn); p.withdraw() }, nil
 }
 
 // newHeader returns a header in a state of no offer.
@@ -259,6 +274,15 @@ func (e *Engine) newHeader(owner transfer.OwnerID) (*device.Memory, error) {
 	copy(m.Bytes()[:headerState], AppendHeader(nil, owner))
 	e.headers = append(e.headers, m)
 	return m, nil
+}
+
+func (e *Engine) freeHeader(m *device.Memory) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if i := slices.Index(e.headers, m); i >= 0 && !e.closed {
+		e.headers = slices.Delete(e.headers, i, i+1)
+		_ = m.Free() // once
+	}
 }
 
 // export is an offer that was made.
@@ -298,6 +322,9 @@ func (p *export) withdraw() {
 		}
 	}
 	p.numbers = nil
+	if c, ok := p.worker.(*child); ok && closed(c.gone) {
+		p.engine.freeHeader(p.header) // which nobody can read any more
+	}
 }
 
 // server returns the worker of offers, and starts one if there is none, or none any more.

@@ -146,6 +146,23 @@ func (l *Log) Reader(r reader) {
 	l.printf("%s  %s: %s (publication %s)\n", time.Now().Format(time.TimeOnly), r.engine, what, epochText(r.epoch))
 }
 
+// Changed says that an engine can't be read by, or can again.
+func (l *Log) Changed(c change) {
+	if l.JSON {
+		l.object(struct {
+			event
+			Engine string   `json:"engine"`
+			Error  *Failure `json:"error"` // null: it can
+		}{happens("engine"), c.engine, failureOf(c.lost)})
+		return
+	}
+	what := "can be read by again: readers need the new descriptor"
+	if c.lost != nil {
+		what = "can't be read by, and is started again: " + oneLine(c.lost.Error())
+	}
+	l.printf("%s  %s: %s\n", time.Now().Format(time.TimeOnly), c.engine, what)
+}
+
 // Refused says that a reader was refused.
 func (l *Log) Refused(r refusal) {
 	if l.JSON {

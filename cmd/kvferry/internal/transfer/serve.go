@@ -82,7 +82,7 @@ func Serve(ctx context.Context, o ServeOptions, stdout, terminal io.Writer, log 
 	if err != nil {
 		return err
 	}
-	s := &server{o: o, log: log, readers: make(chan reader, 64), refused: make(refusals, 16), done: make(chan struct{}, 1)}
+	s := &server{o: o, log: log, readers: make(chan reader, 64), refused: make(refusals, 16), changes: make(chan change, 16), done: make(chan struct{}, 1)}
 	o.Engines.Logger = slog.New(s.refused)
 	defer func() { err = errors.Join(err, s.close()) }()
 	if s.opened, err = accel.Open(ctx, o.Device, accel.Options{Libraries: o.Libraries, Copier: o.Copier}); err != nil {
@@ -121,6 +121,7 @@ type server struct {
 	publisher *transfer.Publisher
 	readers   chan reader
 	refused   refusals
+	changes   chan change
 	done      chan struct{} // a reader has acknowledged
 }
 
@@ -181,6 +182,12 @@ func (s *server) fill(ctx context.Context, g *kv.Geometry, terminal io.Writer) (
 		Cache: s.pages.cache, Holder: transfer.HoldArena(s.arena), Host: s.opened.Host, Engines: s.watched(s.engines.Engines),
 		Entity: entity + strconv.FormatUint(s.o.Seed, 10), MaxTTL: s.o.Lease,
 		Grace: s.o.Lease, // who goes without a word may come back as long as the lease lasts
+		Changed: func(engine string, lost error) {
+			select {
+			case s.changes <- change{engine, lost}:
+			default: // several are there that have it published anew
+			}
+		},
 	})
 	return err
 }
@@ -196,6 +203,19 @@ func (s *server) publish() (*transfer.Descriptor, error) {
 		return nil, err
 	}
 	return d, s.file.write(d)
+}
+
+// renew publishes anew, unless no engine lets others read at the moment: then there is a
+// change to come.
+func (s *server) renew() error {
+	if _, err := s.publisher.Descriptor(); err != nil {
+		return nil //nolint:nilerr // as said
+	}
+	d, err := s.publish()
+	if err == nil {
+		s.log.Renewed(d)
+	}
+	return err
 }
 
 // serve publishes and tells of readers until it ends.
@@ -240,11 +260,15 @@ func (s *server) serve(ctx context.Context) error {
 				tell(<-s.readers)
 			}
 			return nil
-		case <-renew.C:
-			if d, err = s.publish(); err != nil {
+		case c := <-s.changes:
+			s.log.Changed(c)
+			if err := s.renew(); err != nil {
 				return err
 			}
-			s.log.Renewed(d)
+		case <-renew.C:
+			if err := s.renew(); err != nil {
+				return err
+			}
 		case r := <-s.readers:
 			tell(r)
 		case r := <-s.refused:
@@ -308,6 +332,12 @@ type reader struct {
 	state  readerState
 	engine string
 	epoch  transfer.Epoch
+}
+
+// change is an engine that has lost its offer, or of no error, made another.
+type change struct {
+	engine string
+	lost   error
 }
 
 // watched returns the engines, which now say who comes and goes.

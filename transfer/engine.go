@@ -79,7 +79,8 @@ type Export struct {
 
 	// Lost is called when nobody can read by this offer any more, and why: a process that
 	// served it is gone. The publisher withdraws it, leaves it out of descriptors, and has
-	// the engine offer again until that works. Calling it again does nothing.
+	// the engine offer again until that works. Calling it again does nothing. It is nil
+	// where nobody wants to know.
 	Lost func(why error)
 }
 

@@ -8,8 +8,13 @@ import (
 	"github.com/kvferry/kvferry/fault"
 )
 
-// How long a lost offer waits for the next try to make it again.
+// The pauses between tries to make an offer again: longer and longer, also when each is
+// made and lost at once. One that lasted for offerMost begins again without a pause.
 const offerFirst, offerMost = 100 * time.Millisecond, 10 * time.Second
+
+func longer(pause time.Duration) time.Duration {
+	return min(max(2*pause, offerFirst), offerMost)
+}
 
 // offers are what the engines of one publisher offer. One that its engine loses
 // ([Export.Lost]) is in no descriptor any more, and is made again in the background, so
@@ -29,8 +34,10 @@ type offer struct {
 	engine Engine
 	data   []byte
 	recall func()
-	turn   *sync.Mutex // held while it is made again: what Changed is told of an engine comes in order
-	lost   error       // guarded by offers.mu; why nobody can read by it
+	since  time.Time
+	pause  time.Duration // before the first try to make it again, if it doesn't last
+	turn   *sync.Mutex   // held while it is made again: what Changed is told of an engine comes in order
+	lost   error         // guarded by offers.mu; why nobody can read by it
 }
 
 // make has e offer x, instead of an offer that is lost unless that is nil. It does nothing
@@ -38,7 +45,7 @@ type offer struct {
 func (o *offers) make(e Engine, x Export, instead *offer) error {
 	made, settled := &offer{engine: e, turn: new(sync.Mutex)}, make(chan struct{})
 	if instead != nil {
-		made.turn = instead.turn
+		made.turn, made.pause = instead.turn, longer(instead.pause)
 	}
 	defer close(settled)
 	var once sync.Once
@@ -57,7 +64,7 @@ func (o *offers) make(e Engine, x Export, instead *offer) error {
 	if recall == nil {
 		return nil
 	}
-	made.data, made.recall = slices.Clone(data), recall
+	made.data, made.recall, made.since = slices.Clone(data), recall, time.Now()
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if i := slices.Index(o.made, instead); i >= 0 {
@@ -75,7 +82,7 @@ func (o *offers) lose(made *offer, x Export, why error) {
 	if o.closed || made.recall == nil { // or it never was an offer
 		return
 	}
-	made.lost = fault.Wrap(kindOr(why, fault.Device), "engine "+made.engine.Name(), why).
+	made.lost = fault.Wrap(fault.Device, "engine "+made.engine.Name(), why).
 		Hint("publish again in a moment: it offers anew")
 	o.again.Go(func() { o.renew(made, x, why) })
 }
@@ -86,13 +93,19 @@ func (o *offers) renew(made *offer, x Export, why error) {
 	defer made.turn.Unlock()
 	o.changed(made.engine.Name(), why)
 	made.recall()
-	for pause := offerFirst; o.make(made.engine, x, made) != nil; pause = min(2*pause, offerMost) {
-		wait := time.NewTimer(pause)
+	if time.Since(made.since) >= offerMost {
+		made.pause = 0
+	}
+	for again := true; again; {
+		wait := time.NewTimer(made.pause)
 		select {
 		case <-wait.C:
 		case <-o.stop:
 			wait.Stop()
 			return
+		}
+		if again = o.make(made.engine, x, made) != nil; again {
+			made.pause = longer(made.pause)
 		}
 	}
 	o.changed(made.engine.Name(), nil)

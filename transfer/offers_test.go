@@ -86,12 +86,21 @@ func TestPublisher_OffersAnewWhatWasLost(t *testing.T) {
 
 		f.early = true
 		f.lost(errors.New("gone"))
-		wants("frail: offer 4", "fake: fake") // 3 was lost at once
+		wants("fake: fake") // what doesn't last is not made again at once
+		<-time.After(4 * offerFirst)
+		wants("fake: fake") // 3 was lost when it was made
+		<-time.After(8*offerFirst - 1)
+		wants("fake: fake")
+		<-time.After(1)
+		wants("frail: offer 4", "fake: fake")
+		<-time.After(offerMost)
+		f.lost(errors.New("gone"))
+		wants("frail: offer 5", "fake: fake") // 4 has lasted
 		noError(t, p.Close())
 		f.lost(errors.New("after Close"))
 		synctest.Wait()
-		if f.made != 4 || f.withdrawn != 4 {
-			t.Errorf("%d offers were made and %d withdrawn, want 4 of each", f.made, f.withdrawn)
+		if f.made != 5 || f.withdrawn != 5 {
+			t.Errorf("%d offers were made and %d withdrawn, want 5 of each", f.made, f.withdrawn)
 		}
 		for i, want := range []string{
 			`frail gone: ["fake: fake"]`, `frail <nil>: ["frail: offer 2" "fake: fake"]`, `frail gone: ["fake: fake"]`,

@@ -205,15 +205,15 @@ func (p *Publisher) describe(offers []Offer) *Descriptor {
 }
 
 // Descriptor returns how the cache is reached, with no pages: enough to see whether two
-// sides can work together. Kinds: fault.Unsupported when no engine lets others read, and
-// those of an engine that can't at the moment: fault.Device.
+// sides can work together. Kinds: fault.Unsupported when no engine lets others read;
+// fault.Device when those that do have lost their offers: see [PublisherOptions.Changed].
 func (p *Publisher) Descriptor() (*Descriptor, error) {
 	offers, lost := p.offers.list()
 	switch {
 	case len(offers) > 0:
 		return p.describe(offers), nil
 	case len(lost) > 0:
-		return nil, fault.Wrap(fault.KindOf(lost[0]), "publisher", errors.Join(append(lost, p.refused...)...))
+		return nil, fault.Wrap(fault.Device, "publisher", errors.Join(append(lost, p.refused...)...))
 	case len(p.refused) > 0:
 		return nil, fault.Wrap(fault.Unsupported, "publisher", errors.Join(p.refused...))
 	}

@@ -283,7 +283,7 @@ void *createTransferEngine(void) {
 }
 void *installTransport(void) { unlink(busy); return 0; }`, filepath.Join(t.TempDir(), "busy")))
 	var all sync.WaitGroup
-	for range 8 {
+	for range 4 {
 		all.Go(func() {
 			_, err := mooncake.Check(t.Context(), mooncake.Options{Libraries: []string{file}})
 			if !errors.Is(err, fault.Device) || !strings.Contains(err.Error(), "transport tcp can't be installed") {

@@ -230,37 +230,10 @@ func TestCore_Regions(t *testing.T) {
 	}
 }
 
-// A child that has gone says itself how: that it can't be told anything is no reason.
-func TestChild_SaysHowItEndedToWhoCallsIt(t *testing.T) {
-	for range 10 {
-		fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		ours := os.NewFile(uintptr(fds[0]), "child")
-		conn, err := net.FileConn(ours)
-		if err := errors.Join(err, ours.Close()); err != nil {
-			t.Fatal(err)
-		}
-		c := &child{
-			cmd: exec.CommandContext(t.Context(), "sleep", "100"), conn: conn.(*net.UnixConn), patience: time.Second,
-			said: &tail{}, out: make(chan struct{}, 1), calls: map[uint64]chan *frame{}, gone: make(chan struct{}),
-		}
-		started := make(chan error)
-		go c.live(started)
-		if err := <-started; err != nil {
-			t.Fatal(err)
-		}
-		closeAll(fds[1:])
-		err = c.remove(t.Context(), 1)
-		if !strings.Contains(err.Error(), "signal: killed") || !c.crashed {
-			t.Errorf("error %v, crashed %t: want how it ended", err, c.crashed)
-		}
-	}
-}
-
-// A child that takes no frames doesn't keep who calls it beyond the end of its context.
-func TestChild_CallsEndWithTheirContextWhenNothingIsTaken(t *testing.T) {
+// silentChild is a child that reads nothing and says nothing, until theirs, its end of the
+// socket, is closed.
+func silentChild(t *testing.T, patience time.Duration) (c *child, theirs []int) {
+	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -270,8 +243,8 @@ func TestChild_CallsEndWithTheirContextWhenNothingIsTaken(t *testing.T) {
 	if err := errors.Join(err, ours.Close()); err != nil {
 		t.Fatal(err)
 	}
-	c := &child{
-		cmd: exec.CommandContext(t.Context(), "sleep", "100"), conn: conn.(*net.UnixConn), patience: time.Hour,
+	c = &child{
+		cmd: exec.CommandContext(t.Context(), "sleep", "100"), conn: conn.(*net.UnixConn), patience: patience,
 		said: &tail{}, out: make(chan struct{}, 1), calls: map[uint64]chan *frame{}, gone: make(chan struct{}),
 	}
 	started := make(chan error)
@@ -279,6 +252,24 @@ func TestChild_CallsEndWithTheirContextWhenNothingIsTaken(t *testing.T) {
 	if err := <-started; err != nil {
 		t.Fatal(err)
 	}
+	return c, fds[1:]
+}
+
+// A child that has gone says itself how: that it can't be told anything is no reason.
+func TestChild_SaysHowItEndedToWhoCallsIt(t *testing.T) {
+	for range 10 {
+		c, theirs := silentChild(t, time.Second)
+		closeAll(theirs)
+		err := c.remove(t.Context(), 1)
+		if !strings.Contains(err.Error(), "signal: killed") || !c.crashed {
+			t.Errorf("error %v, crashed %t: want how it ended", err, c.crashed)
+		}
+	}
+}
+
+// A child that takes no frames doesn't keep who calls it beyond the end of its context.
+func TestChild_CallsEndWithTheirContextWhenNothingIsTaken(t *testing.T) {
+	c, theirs := silentChild(t, time.Hour)
 	var callers sync.WaitGroup
 	ctx, cancel := context.WithCancel(t.Context())
 	for range 1000 { // more than the socket holds
@@ -295,7 +286,7 @@ func TestChild_CallsEndWithTheirContextWhenNothingIsTaken(t *testing.T) {
 	}
 	cancel()
 	callers.Wait()
-	closeAll(fds[1:])
+	closeAll(theirs)
 	c.end("")
 }
 

@@ -208,10 +208,10 @@ func (s *server) publish() (*transfer.Descriptor, error) {
 // renew publishes anew, unless no engine lets others read at the moment: then there is a
 // change to come.
 func (s *server) renew() error {
-	if _, err := s.publisher.Descriptor(); err != nil {
-		return nil //nolint:nilerr // as said
-	}
 	d, err := s.publish()
+	if errors.Is(err, fault.Device) {
+		return nil
+	}
 	if err == nil {
 		s.log.Renewed(d)
 	}
